@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -94,8 +95,18 @@ def compile_two() -> None:
     assert not side_by_side([partial(compile_kernel, entry | {"arguments": {}})], processes=2)
 
 
+def read_by_pointers_of_loops() -> None:
+    """Compiles depthwise kernels, whose loads and stores of rows must not cost a search each (see strips_triton)."""
+    for module in ("depthwise_triton:forward", "depthwise_backward_triton:backward"):
+        mobilenet = entries(ROOT / "src/models/mobilenet_v1/fast")
+        ttir = compile_kernel(next(entry for entry in mobilenet if entry["kernel"].endswith(module))).asm["ttir"]
+        computed = set(re.findall(r"^ *(%\w+)(?::\d+)? = ", ttir, re.M))
+        rows = re.findall(r"tt\.(?:load|store) (%\w+)\b.* tensor<\d+x\d+x!tt\.ptr", ttir)
+        assert len(rows) > 40 and not computed.intersection(rows), (module, computed.intersection(rows))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("check", [find_by_launch, compile_two])
+@pytest.mark.parametrize("check", [find_by_launch, compile_two, read_by_pointers_of_loops])
 def test_a_kernel_of_a_list_is_compiled_as_its_launch_does(check: Callable[[], None], tmp_path: Path) -> None:
     """In a process without Triton's interpreter."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -8,15 +8,19 @@ and computed once. Each input pixel is combined with the 9 gradients around it, 
 import triton
 import triton.language as tl
 
-from src.models.mobilenet_v1.fast.common_triton import load_vector, relu, relu_gradient, store_partial
+from src.models.mobilenet_v1.fast.common_triton import load_vector, relu, relu_gradient
 from src.models.mobilenet_v1.fast.strips_triton import (
     column_masks,
     load_row,
+    load_row_once,
     load_taps,
+    moved,
+    one_pass,
     output_gradients,
     program_share,
     round_to,
     row_pointers,
+    store_partials,
     zeros,
 )  # fmt: skip
 
@@ -40,8 +44,8 @@ def _store_input_gradient(g_in, mask, total, stored, before, mean, gradients, pr
 
 @triton.jit
 def _row_of_1(
-    g_in, above, here, below, z, mask, w, s, mean, scale, shift, gradients, products,
-    COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, CAP: tl.constexpr,
+    to, above, here, below, z, mask, w, s, mean, scale, shift, gradients, products,
+    COLUMNS: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """Processes a row of inputs with three rows of gradients, one column wider at each side."""
     above, here = round_to(above, tl.float32, COLUMNS + 2), round_to(here, tl.float32, COLUMNS + 2)
@@ -56,15 +60,15 @@ def _row_of_1(
             s[6] + a * above[i + 2], s[7] + a * above[i + 1], s[8] + a * above[i],
         )  # fmt: skip
         gradients, products = _store_input_gradient(
-            g_in + i * CHANNELS, mask[i], total, stored, before, mean, gradients, products, CAP
+            to[i], mask[i], total, stored, before, mean, gradients, products, CAP
         )  # fmt: skip
     return s, gradients, products
 
 
 @triton.jit
 def _rows_of_2(
-    g_in, here, below, upper, lower, is_lower, mask, w, s, mean, scale, shift, gradients, products,
-    COLUMNS: tl.constexpr, CHANNELS: tl.constexpr, ACROSS_ROW: tl.constexpr, CAP: tl.constexpr,
+    to, to_lower, here, below, upper, lower, is_lower, mask, w, s, mean, scale, shift, gradients, products,
+    COLUMNS: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """Processes two rows of inputs with two rows of gradients, one column wider at the right.
 
@@ -72,31 +76,35 @@ def _rows_of_2(
     """
     here = round_to(here, tl.float32, COLUMNS + 1)
     for i in tl.static_range(COLUMNS):
-        at, lane, right = g_in + (2 * i) * CHANNELS, mask[2 * i], mask[2 * i + 1]
+        lane, right = mask[2 * i], mask[2 * i + 1]
         stored, before, a = _input(upper[2 * i], scale, shift, lane, CAP)
         s4 = s[4] + a * here[i]
         total = w[4] * here[i]
-        gradients, products = _store_input_gradient(at, lane, total, stored, before, mean, gradients, products, CAP)
+        gradients, products = _store_input_gradient(
+            to[2 * i], lane, total, stored, before, mean, gradients, products, CAP
+        )
 
         stored, before, a = _input(upper[2 * i + 1], scale, shift, right, CAP)
         s5, s3 = s[5] + a * here[i], s[3] + a * here[i + 1]
         total = w[5] * here[i] + w[3] * here[i + 1]
         gradients, products = _store_input_gradient(
-            at + CHANNELS, right, total, stored, before, mean, gradients, products, CAP
+            to[2 * i + 1], right, total, stored, before, mean, gradients, products, CAP
         )
 
-        at, lane, right = at + ACROSS_ROW, lane & is_lower, right & is_lower
+        lane, right = lane & is_lower, right & is_lower
         stored, before, a = _input(lower[2 * i], scale, shift, lane, CAP)
         s7, s1 = s[7] + a * here[i], s[1] + a * below[i]
         total = w[7] * here[i] + w[1] * below[i]
-        gradients, products = _store_input_gradient(at, lane, total, stored, before, mean, gradients, products, CAP)
+        gradients, products = _store_input_gradient(
+            to_lower[2 * i], lane, total, stored, before, mean, gradients, products, CAP
+        )
 
         stored, before, a = _input(lower[2 * i + 1], scale, shift, right, CAP)
         s8, s6 = s[8] + a * here[i], s[6] + a * here[i + 1]
         s2, s0 = s[2] + a * below[i], s[0] + a * below[i + 1]
         total = w[8] * here[i] + w[6] * here[i + 1] + w[2] * below[i] + w[0] * below[i + 1]
         gradients, products = _store_input_gradient(
-            at + CHANNELS, right, total, stored, before, mean, gradients, products, CAP
+            to_lower[2 * i + 1], right, total, stored, before, mean, gradients, products, CAP
         )
         s = (s0, s1, s2, s3, s4, s5, s6, s7, s8)
     return s, gradients, products
@@ -116,6 +124,7 @@ def backward(
     BLOCKS: tl.constexpr = (CHANNELS + BLOCK - 1) // BLOCK
     block, program, group, image, first, last = program_share(segments, rows_each, DOWN, GROUPS, BLOCKS)
     channel = block * BLOCK + tl.arange(0, BLOCK)
+    once = one_pass(rows_each)
     mean = load_vector(norm, 0, channel, CHANNELS)[None, :]
     scale, shift = load_vector(norm, 2, channel, CHANNELS)[None, :], load_vector(norm, 3, channel, CHANNELS)[None, :]
     p, q = load_vector(slopes, 0, channel, CHANNELS)[None, :], load_vector(slopes, 1, channel, CHANNELS)[None, :]
@@ -128,55 +137,62 @@ def backward(
     gradients, products = zeros(2, STRIPS, BLOCK)
     s = zeros(9, STRIPS, BLOCK)
 
-    of_g = row_pointers(g, image, first, column, channel, DOWN, ACROSS, CHANNELS)
-    of_out = row_pointers(out, image, first, column, channel, DOWN, ACROSS, CHANNELS)
-    of_z = row_pointers(z, image, first * STRIDE, x * STRIDE, channel, HEIGHT, WIDTH, CHANNELS)
-    to = row_pointers(g_in, image, first * STRIDE, x * STRIDE, channel, HEIGHT, WIDTH, CHANNELS)
+    of_g = row_pointers(g, image, first, column, channel, MET, DOWN, ACROSS, CHANNELS)
+    of_out = row_pointers(out, image, first, column, channel, MET, DOWN, ACROSS, CHANNELS)
+    of_z = row_pointers(z, image, first * STRIDE, x * STRIDE, channel, OWN, HEIGHT, WIDTH, CHANNELS)
+    to = row_pointers(g_in, image, first * STRIDE, x * STRIDE, channel, OWN, HEIGHT, WIDTH, CHANNELS)
     if STRIDE == 1:
-        own_g = load_row(of_g - ACROSS * CHANNELS, first > 0, is_met, MET, CHANNELS)
-        own_out = load_row(of_out - ACROSS * CHANNELS, first > 0, is_met, MET, CHANNELS)
+        own_g = load_row_once(moved(of_g, -ACROSS * CHANNELS, MET), first > 0, is_met, once, MET)
+        own_out = load_row_once(moved(of_out, -ACROSS * CHANNELS, MET), first > 0, is_met, once, MET)
         above = round_to(output_gradients(own_g, own_out, first > 0, is_met, p, q, r, MET), dtype, MET)
-    own_g = load_row(of_g, True, is_met, MET, CHANNELS)
-    own_out = load_row(of_out, True, is_met, MET, CHANNELS)
+    own_g = load_row_once(of_g, True, is_met, once, MET)
+    own_out = load_row_once(of_out, True, is_met, once, MET)
     here = round_to(output_gradients(own_g, own_out, True, is_met, p, q, r, MET), dtype, MET)
-    of_g += ACROSS * CHANNELS
-    of_out += ACROSS * CHANNELS
-    next_g = load_row(of_g, first + 1 < DOWN, is_met, MET, CHANNELS)
-    next_out = load_row(of_out, first + 1 < DOWN, is_met, MET, CHANNELS)
-    next_z = load_row(of_z, True, mask, OWN, CHANNELS)
+    of_g = moved(of_g, ACROSS * CHANNELS, MET)
+    of_out = moved(of_out, ACROSS * CHANNELS, MET)
+    next_g = load_row_once(of_g, first + 1 < DOWN, is_met, once, MET)
+    next_out = load_row_once(of_out, first + 1 < DOWN, is_met, once, MET)
+    next_z = load_row_once(of_z, True, mask, once, OWN)
+    of_g = moved(of_g, ACROSS * CHANNELS, MET)
+    of_out = moved(of_out, ACROSS * CHANNELS, MET)
     if STRIDE == 2:
-        next_lower = load_row(of_z + WIDTH * CHANNELS, 2 * first + 1 < HEIGHT, mask, OWN, CHANNELS)
+        of_lower = moved(of_z, WIDTH * CHANNELS, OWN)
+        to_lower = moved(to, WIDTH * CHANNELS, OWN)
+        next_lower = load_row_once(of_lower, 2 * first + 1 < HEIGHT, mask, once, OWN)
+        of_lower = moved(of_lower, 2 * WIDTH * CHANNELS, OWN)
+    of_z = moved(of_z, STRIDE * WIDTH * CHANNELS, OWN)
     for y in range(first, last):
-        of_g += ACROSS * CHANNELS
-        of_out += ACROSS * CHANNELS
-        of_z += STRIDE * WIDTH * CHANNELS
         is_next = y + 1 < last
         below = output_gradients(next_g, next_out, y + 1 < DOWN, is_met, p, q, r, MET)
-        next_g = load_row(of_g, is_next & (y + 2 < DOWN), is_met, MET, CHANNELS)
-        next_out = load_row(of_out, is_next & (y + 2 < DOWN), is_met, MET, CHANNELS)
-        ahead_z = load_row(of_z, is_next, mask, OWN, CHANNELS)
+        next_g = load_row(of_g, is_next & (y + 2 < DOWN), is_met, MET)
+        next_out = load_row(of_out, is_next & (y + 2 < DOWN), is_met, MET)
+        ahead_z = load_row(of_z, is_next, mask, OWN)
         if STRIDE == 1:
             s, gradients, products = _row_of_1(
-                to, above, here, below, next_z, mask, w, s, mean, scale, shift, gradients, products,
-                COLUMNS, CHANNELS, CAP,
+                to, above, here, below, next_z, mask, w, s, mean, scale, shift, gradients, products, COLUMNS, CAP,
             )  # fmt: skip
             above = here
         else:
             is_lower = is_next if HEIGHT % 2 == 0 else is_next & (2 * y + 3 < HEIGHT)
-            ahead_lower = load_row(of_z + WIDTH * CHANNELS, is_lower, mask, OWN, CHANNELS)
+            ahead_lower = load_row(of_lower, is_lower, mask, OWN)
             s, gradients, products = _rows_of_2(
-                to, here, below, next_z, next_lower, HEIGHT % 2 == 0 or 2 * y + 1 < HEIGHT, mask, w, s,
-                mean, scale, shift, gradients, products, COLUMNS, CHANNELS, WIDTH * CHANNELS, CAP,
+                to, to_lower, here, below, next_z, next_lower, HEIGHT % 2 == 0 or 2 * y + 1 < HEIGHT, mask, w, s,
+                mean, scale, shift, gradients, products, COLUMNS, CAP,
             )  # fmt: skip
             next_lower = ahead_lower
+            of_lower = moved(of_lower, 2 * WIDTH * CHANNELS, OWN)
+            to_lower = moved(to_lower, 2 * WIDTH * CHANNELS, OWN)
         here = round_to(below, dtype, MET)
         next_z = ahead_z
-        to += STRIDE * WIDTH * CHANNELS
+        of_g = moved(of_g, ACROSS * CHANNELS, MET)
+        of_out = moved(of_out, ACROSS * CHANNELS, MET)
+        of_z = moved(of_z, STRIDE * WIDTH * CHANNELS, OWN)
+        to = moved(to, STRIDE * WIDTH * CHANNELS, OWN)
 
-    store_partial(partials, program, 0, channel, tl.sum(gradients, 0), 11, CHANNELS)
-    store_partial(partials, program, 1, channel, tl.sum(products, 0), 11, CHANNELS)
+    sums = (tl.sum(gradients, 0), tl.sum(products, 0))
     for i in tl.static_range(9):
-        store_partial(partials, program, 2 + i, channel, tl.sum(s[i], 0), 11, CHANNELS)
+        sums += (tl.sum(s[i], 0),)
+    store_partials(partials, program, sums, channel, once, 11, CHANNELS)
 
 
 @triton.jit

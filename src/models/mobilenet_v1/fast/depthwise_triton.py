@@ -17,7 +17,10 @@ from src.models.mobilenet_v1.fast.strips_triton import (
     activations,
     column_masks,
     load_row,
+    load_row_once,
     load_taps,
+    moved,
+    one_pass,
     program_share,
     row_pointers,
     zeros,
@@ -35,14 +38,15 @@ def _accumulate(totals, a, w0, w1, w2, COLUMNS: tl.constexpr, STRIDE: tl.constex
 
 
 @triton.jit
-def _store_row(out, totals, mask, is_first, near, sums, squares, COLUMNS: tl.constexpr, CHANNELS: tl.constexpr):
+def _store_row(out, totals, mask, is_first, near, sums, squares, COLUMNS: tl.constexpr):
     """Stores a row and adds to the statistics' sums of deviations from `near`, an element of the first row."""
+    dtype: tl.constexpr = out[0].dtype.element_ty
     # An element in the middle: at a border fewer taps contribute.
     first = tl.where(mask[COLUMNS // 2], totals[COLUMNS // 2], totals[0])
-    near = tl.where(is_first, first.to(out.dtype.element_ty).to(tl.float32), near)
+    near = tl.where(is_first, first.to(dtype).to(tl.float32), near)
     for i in tl.static_range(COLUMNS):
-        output = totals[i].to(out.dtype.element_ty)
-        tl.store(out + i * CHANNELS, output, mask=mask[i])
+        output = totals[i].to(dtype)
+        tl.store(out[i], output, mask=mask[i])
         apart = tl.where(mask[i], output.to(tl.float32) - near, 0.0)
         sums += apart
         squares += apart * apart
@@ -61,6 +65,7 @@ def forward(
     BLOCKS: tl.constexpr = (CHANNELS + BLOCK - 1) // BLOCK
     block, program, group, image, first, last = program_share(segments, rows_each, DOWN, GROUPS, BLOCKS)
     channel = block * BLOCK + tl.arange(0, BLOCK)
+    once = one_pass(rows_each)
     scale, shift = load_vector(norm, 2, channel, CHANNELS)[None, :], load_vector(norm, 3, channel, CHANNELS)[None, :]
     w0, w1, w2, w3, w4, w5, w6, w7, w8 = load_taps(weight, channel, CHANNELS)
     x = (group * STRIPS + tl.arange(0, STRIPS)) * COLUMNS
@@ -70,42 +75,43 @@ def forward(
     none = zeros(COLUMNS, STRIPS, BLOCK)
     near, sums, squares = zeros(3, STRIPS, BLOCK)
 
-    y = first * STRIDE - 1
-    row = row_pointers(z, image, y, column, channel, HEIGHT, WIDTH, CHANNELS)
-    to = row_pointers(out, image, first, x, channel, DOWN, ACROSS, CHANNELS)
-    stored = load_row(row, y >= 0, mask, SEEN, CHANNELS)
-    one = load_row(row + WIDTH * CHANNELS, True, mask, SEEN, CHANNELS)
-    row += 2 * WIDTH * CHANNELS
-    two = load_row(row, y + 2 < HEIGHT, mask, SEEN, CHANNELS)
+    y, down = first * STRIDE - 1, WIDTH * CHANNELS
+    row = row_pointers(z, image, y, column, channel, SEEN, HEIGHT, WIDTH, CHANNELS)
+    to = row_pointers(out, image, first, x, channel, COLUMNS, DOWN, ACROSS, CHANNELS)
+    stored = load_row_once(row, y >= 0, mask, once, SEEN)
+    row = moved(row, down, SEEN)
+    one = load_row_once(row, True, mask, once, SEEN)
+    row = moved(row, down, SEEN)
+    two = load_row_once(row, y + 2 < HEIGHT, mask, once, SEEN)
+    row = moved(row, down, SEEN)
     upper = _accumulate(none, activations(stored, y >= 0, mask, scale, shift, SEEN, CAP), w0, w1, w2, COLUMNS, STRIDE)
     if STRIDE == 1:
         a = activations(one, True, mask, scale, shift, SEEN, CAP)
         upper = _accumulate(upper, a, w3, w4, w5, COLUMNS, 1)
         middle = _accumulate(none, a, w0, w1, w2, COLUMNS, 1)
         for y in range(first + 1, last + 1):
-            row += WIDTH * CHANNELS
-            ahead = load_row(row, (y < last) & (y + 1 < HEIGHT), mask, SEEN, CHANNELS)
+            ahead = load_row(row, (y < last) & (y + 1 < HEIGHT), mask, SEEN)
+            row = moved(row, down, SEEN)
             a = activations(two, y < HEIGHT, mask, scale, shift, SEEN, CAP)
             totals = _accumulate(upper, a, w6, w7, w8, COLUMNS, 1)
             upper = _accumulate(middle, a, w3, w4, w5, COLUMNS, 1)
             middle = _accumulate(none, a, w0, w1, w2, COLUMNS, 1)
-            near, sums, squares = _store_row(
-                to, totals, is_output, y == first + 1, near, sums, squares, COLUMNS, CHANNELS
-            )  # fmt: skip
-            to += ACROSS * CHANNELS
+            near, sums, squares = _store_row(to, totals, is_output, y == first + 1, near, sums, squares, COLUMNS)
+            to = moved(to, ACROSS * CHANNELS, COLUMNS)
             two = ahead
     else:
+        lower = moved(row, down, SEEN)
         for y in range(first, last):
-            ahead = load_row(row + WIDTH * CHANNELS, y + 1 < last, mask, SEEN, CHANNELS)
-            row += 2 * WIDTH * CHANNELS
-            after = load_row(row, (y + 1 < last) & (2 * y + 3 < HEIGHT), mask, SEEN, CHANNELS)
+            ahead = load_row(row, y + 1 < last, mask, SEEN)
+            after = load_row(lower, (y + 1 < last) & (2 * y + 3 < HEIGHT), mask, SEEN)
+            row, lower = moved(row, 2 * down, SEEN), moved(lower, 2 * down, SEEN)
             a = activations(one, True, mask, scale, shift, SEEN, CAP)
             upper = _accumulate(upper, a, w3, w4, w5, COLUMNS, STRIDE)
             a = activations(two, 2 * y + 1 < HEIGHT, mask, scale, shift, SEEN, CAP)
             totals = _accumulate(upper, a, w6, w7, w8, COLUMNS, STRIDE)
             upper = _accumulate(none, a, w0, w1, w2, COLUMNS, STRIDE)
-            near, sums, squares = _store_row(to, totals, is_output, y == first, near, sums, squares, COLUMNS, CHANNELS)
-            to += ACROSS * CHANNELS
+            near, sums, squares = _store_row(to, totals, is_output, y == first, near, sums, squares, COLUMNS)
+            to = moved(to, ACROSS * CHANNELS, COLUMNS)
             one, two = ahead, after
 
     count = ((last - first) * tl.minimum(tl.maximum(ACROSS - x, 0), COLUMNS)).to(tl.float32)

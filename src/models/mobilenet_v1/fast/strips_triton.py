@@ -3,6 +3,10 @@
 
 A strip is COUNT adjacent columns, a tuple of tensors [STRIPS, BLOCK] over a program's strips and channels. So a thread
 holds all columns of its strips, and neighbouring columns and rows are loaded and computed once.
+
+A loop carries a pointer for each column. For any other load or store, Triton's pass TritonGPUCoalesce visits all
+operations that are connected with it, which took 97% of 7.5 s. So loads before the loop over rows are in a loop too, of
+one pass, and so are stores after it. LLVM makes nearly the same instructions of them.
 """
 
 import triton
@@ -25,11 +29,16 @@ def program_share(segments, rows_each, ROWS: tl.constexpr, GROUPS: tl.constexpr,
 
 @triton.jit
 def row_pointers(
-    numbers, image, row, column, channel, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr
+    numbers, image, row, column, channel, COUNT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Returns pointers to a row, at a column for each strip."""
+    """Returns pointers to COUNT columns of a row, from a column for each strip."""
     start = numbers + image.to(tl.int64) * (HEIGHT * WIDTH * CHANNELS)
-    return start + (((row * WIDTH + column) * CHANNELS)[:, None] + channel[None, :])
+    at = start + (((row * WIDTH + column) * CHANNELS)[:, None] + channel[None, :])
+    pointers = ()
+    for i in tl.static_range(COUNT):
+        pointers += (at + i * CHANNELS,)
+    return pointers
 
 
 @triton.jit
@@ -72,12 +81,54 @@ def load_taps(weight, channel, CHANNELS: tl.constexpr):
 
 
 @triton.jit
-def load_row(row, is_row, mask, COUNT: tl.constexpr, CHANNELS: tl.constexpr):
+def load_row(row, is_row, mask, COUNT: tl.constexpr):
     """Loads the columns of a row; 0 outside of the image."""
     columns = ()
     for i in tl.static_range(COUNT):
-        columns += (tl.load(row + i * CHANNELS, mask=mask[i] & is_row, other=0.0),)
+        columns += (tl.load(row[i], mask=mask[i] & is_row, other=0.0),)
     return columns
+
+
+@triton.jit
+def one_pass(count):
+    """Returns 1. LLVM finds that out, but no pass of Triton, which would remove the loop."""
+    return tl.minimum(tl.maximum(count, 1), 1)
+
+
+@triton.jit
+def load_row_once(row, is_row, mask, once, COUNT: tl.constexpr):
+    """Does the same outside of the loop over rows; `once` is 1."""
+    columns = ()
+    for _ in tl.static_range(COUNT):
+        columns += (tl.zeros(row[0].shape, row[0].dtype.element_ty),)
+    for _ in range(once):
+        columns = load_row(row, is_row, mask, COUNT)
+        row = moved(row, 16, COUNT)  # a loop carries what changes; 16 keeps the alignment
+    return columns
+
+
+@triton.jit
+def store_partials(
+    partials, program, vectors, channel, once, COUNT: tl.constexpr, CHANNELS: tl.constexpr
+):  # fmt: skip
+    """Stores a program's vectors in `partials` [programs, COUNT, CHANNELS]."""
+    start = partials + program.to(tl.int64) * (COUNT * CHANNELS) + channel
+    pointers = ()
+    for i in tl.static_range(COUNT):
+        pointers += (start + i * CHANNELS,)
+    for _ in range(once):
+        for i in tl.static_range(COUNT):
+            tl.store(pointers[i], vectors[i], mask=channel < CHANNELS)
+        pointers = moved(pointers, 16, COUNT)
+
+
+@triton.jit
+def moved(columns, distance, COUNT: tl.constexpr):
+    """Returns the pointers `distance` further."""
+    pointers = ()
+    for i in tl.static_range(COUNT):
+        pointers += (columns[i] + distance,)
+    return pointers
 
 
 @triton.jit
