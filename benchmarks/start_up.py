@@ -18,12 +18,14 @@ from src.system.loading import loading
 kind = sys.argv[1]
 if kind == "patched":
     patches.install()
+elif kind == "torch._dynamo at once":
+    patches.install(patches.HYDRA, patches.TORCHMETRICS)
 with nullcontext() if kind == "plain" else loading():
     from src.run import train
 from tests.support.tiny_mobilenet import tiny_mobilenet
 train(tiny_mobilenet(Path(sys.argv[2]), "fit.max_steps=2"))
 """
-KINDS = ("patched", "torchmetrics as it is", "plain")
+KINDS = ("patched", "torch._dynamo at once", "torchmetrics as it is", "plain")
 
 
 def cpu_seconds(kind: str) -> float:

@@ -1,7 +1,7 @@
 """Patches of other packages: what each changes, the versions that it was tried with, and its switch.
 
 With its switch set in the environment, or another version of a package, the package is left as it is: numbers of the
-command line lose how they were written, and torchmetrics imports all that it may need.
+command line lose how they were written, and all is imported that torchmetrics and Lightning may need.
 """
 
 import os
@@ -14,6 +14,8 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any, NamedTuple
+
+from src.system import later_dynamo
 
 OPTIONAL = ("scipy", "transformers", "matplotlib", "torchvision")
 
@@ -50,6 +52,11 @@ def import_torchmetrics_alone() -> None:
     sys.meta_path.insert(0, TorchmetricsAlone())
 
 
+def import_dynamo_later() -> None:
+    """Has torch._dynamo, which Lightning and optimisers import, be imported where something is compiled."""
+    later_dynamo.install()
+
+
 class Patch(NamedTuple):
     """A patch, the environment variable that switches it off, and the first figures of the tried versions."""
 
@@ -70,14 +77,17 @@ HYDRA = Patch(
 TORCHMETRICS = Patch(
     import_torchmetrics_alone, "REPRISE_PLAIN_START", {"torchmetrics": ("1.9.",), "lightning-utilities": ("0.15.",)}
 )
-installed: set[str] = set()  # switches of the patches that were applied
+DYNAMO = Patch(
+    import_dynamo_later, "REPRISE_PLAIN_START", {"torch": ("2.11.", "2.13."), "pytorch-lightning": ("2.6.",)}
+)
+installed: list[Patch] = []
 
 
 def install(*patches: Patch) -> None:
     """Applies patches, all if none is given, where they are wanted, each once."""
-    for patch in patches or (HYDRA, TORCHMETRICS):
-        if patch.switch not in installed and patch.is_wanted:
-            installed.add(patch.switch)
+    for patch in patches or (HYDRA, TORCHMETRICS, DYNAMO):
+        if patch not in installed and patch.is_wanted:
+            installed.append(patch)
             patch.apply()
 
 

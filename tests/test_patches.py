@@ -50,8 +50,10 @@ for module in ("hydra_plugins.reprise", "src.run"):
     import_module(module)
 for model in ("dlrm", "distilbert", "mobilenet_v1", "moflow", "se3_transformer"):
     import_module(f"src.models.{model}.task")
-late = {"matplotlib", "transformers", "torchvision", "scipy", "polars", "pandas", "wandb", "torchrec",
-        "src.report.compare.page", "src.sweep.status"}
+import torch
+torch.optim.SGD([torch.ones(2, requires_grad=True)], lr=0.1).step()  # asks for torch._dynamo
+late = {"torch._dynamo.config", "matplotlib", "transformers", "torchvision", "scipy", "polars", "pandas", "wandb",
+        "torchrec", "src.report.compare.page", "src.sweep.status"}
 print(*late & set(sys.modules))
 """
 
@@ -65,6 +67,50 @@ def test_a_training_loads_nothing_that_its_first_step_does_not_need() -> None:
 def test_with_its_switch_torchmetrics_is_imported_as_it_is() -> None:
     first, last = printed(TORCHMETRICS, REPRISE_PLAIN_START="1")
     assert first.startswith("1.0 ") and "scipy" in first and last == "True"
+
+
+DYNAMO = """
+import sys
+from src.patches import install
+install()
+import pytorch_lightning as pl, torch
+from lightning_fabric.wrappers import _unwrap_compiled
+from src.system.later_dynamo import is_imported
+net = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+assert _unwrap_compiled(net) == (net, None)
+net(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+print(is_imported())
+compiled = torch.compile(net, backend="eager")
+assert torch.allclose(compiled(torch.ones(1, 2)), net(torch.ones(1, 2)))
+assert _unwrap_compiled(compiled)[0] is net
+compiled(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+print(is_imported(), torch._dynamo is sys.modules["torch._dynamo"], torch._dynamo.config.__name__)
+"""
+
+
+@pytest.mark.slow
+def test_dynamo_is_imported_once_something_is_compiled() -> None:
+    assert printed(DYNAMO, REPRISE_PLAIN_START="") == ["False", "True True torch._dynamo.config"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import torch._dynamo.config; torch._dynamo.config.suppress_errors; torch._dynamo.reset()",
+        "from torch._dynamo import config, trace_rules; config.suppress_errors; trace_rules.clear_lru_cache()",
+        "import torch; torch._dynamo.trace_rules.clear_lru_cache(); torch._dynamo.reset(); torch._inductor.config",
+        "import warnings; warnings.simplefilter('ignore'); import torch._inductor.compile_fx; torch._dynamo.reset()",
+        "import torch, inspect; inspect.getmodule(torch.add); torch.compiler.reset()",
+    ],
+)
+def test_dynamo_can_be_imported_in_every_way(code: str) -> None:
+    assert not printed(f"from src.patches import install; install(); {code}", REPRISE_PLAIN_START="")
 
 
 @pytest.mark.parametrize(("switch", "output_root"), [("", "2024_11"), ("1", "202411")])
@@ -86,11 +132,13 @@ def test_sweepers_of_others_get_plain_numbers() -> None:
     assert [*override.sweep_string_iterator()] == ["1e-2", "2e-2"]
 
 
-@pytest.mark.parametrize("patch", [patches.HYDRA, patches.TORCHMETRICS], ids=lambda patch: patch.switch)
+@pytest.mark.parametrize(
+    "patch", [patches.HYDRA, patches.TORCHMETRICS, patches.DYNAMO], ids=lambda patch: patch.apply.__name__
+)
 def test_an_untried_version_is_left_as_it_is(patch: patches.Patch, monkeypatch: pytest.MonkeyPatch) -> None:
     applied: list[str] = []
     untried = patch._replace(tried={name: ("0.0.",) for name in patch.tried}, apply=lambda: applied.append("it"))
-    monkeypatch.setattr(patches, "installed", set())
+    monkeypatch.setattr(patches, "installed", [])
     patches.install(untried)
     assert not applied
     patches.install(patch._replace(apply=untried.apply), patch._replace(apply=untried.apply))
