@@ -25,7 +25,7 @@ from src.config.settings import config_options, given_overrides
 from src.config.values import check_training, target_of
 from src.gpu import precompile
 from src.launch.failures import ASKED, Failure, memory_ran_out
-from src.launch.ranks import Asked, Ranks, RanksFailed, has_computed, may_fork
+from src.launch.ranks import Asked, Ranks, RanksFailed, begin_cuda, has_computed, may_fork
 from src.measure import starting
 from src.system.group import check_loopback, started_by
 from src.system.home import ROOT
@@ -56,6 +56,8 @@ def train_here_or_on_ranks(config: DictConfig) -> None:
     with loading():
         from src.run import train
     begin_kernels(config)
+    if started_by() is None and config.hardware.accelerator != "cpu":
+        begin_cuda()  # after the forks that compile kernels
     starting.ended("imports")
     has_computed()
     train(config, searched_s)

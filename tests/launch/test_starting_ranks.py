@@ -140,3 +140,9 @@ def test_only_a_command_that_has_computed_nothing_may_fork(monkeypatch: pytest.M
 
 def test_no_cuda_is_noticed_where_none_was_begun() -> None:
     assert not uses_cuda()
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="it would begin CUDA in this process")
+def test_without_a_driver_no_context_is_made() -> None:
+    ranks.make_context()
+    assert not uses_cuda()
