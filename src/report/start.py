@@ -14,6 +14,7 @@ from src.system.pictures import FAINT, INK, save_picture, style_axes
 
 Runs = Sequence[tuple[str, Record]]
 ROW = 0.42  # inches of a bar
+LABEL = 32  # most characters of a run's name in the picture
 
 
 def checked(runs: Runs) -> Runs:
@@ -45,12 +46,25 @@ def start_table(runs: Runs) -> str:
     )
 
 
+def labels(names: Sequence[str]) -> list[str]:
+    """Returns names of runs without the folders that all are in; of long ones the end."""
+    paths = [Path(name) for name in names]
+    common = 0
+    while (
+        len(names) > 1 and all(len(p.parts) > common + 1 for p in paths) and len({p.parts[common] for p in paths}) == 1
+    ):
+        common += 1
+    short = [Path(*path.parts[common:]).as_posix() for path in paths]
+    return [label if len(label) <= LABEL else f"…{label[1 - LABEL :]}" for label in short]
+
+
 def start_picture(runs: Runs, path: Path) -> None:
     """Writes a picture: a run's bar goes from the start of the command to its first steady step.
 
     Raises UserError where the file cannot be written, or for a run without a start.
     """
-    bars = [(name, seconds_of(record)) for name, record in checked(runs)]
+    seconds = [seconds_of(record) for _, record in checked(runs)]
+    bars = list(zip(labels([name for name, _ in runs]), seconds, strict=True))
     height = 1.15 + ROW * len(bars)
     picture = Figure(figsize=(8.0, height), dpi=150, facecolor="white")
     longest = max(len(name) for name, _ in bars)

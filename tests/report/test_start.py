@@ -9,7 +9,7 @@ from src.errors import UserError
 from src.measure.starting import Start
 from src.report.cli import main
 from src.report.record import Record, write_record
-from src.report.start import start_picture, start_table
+from src.report.start import labels, start_picture, start_table
 
 
 @pytest.fixture
@@ -49,3 +49,17 @@ def test_the_command_prints_writes_and_refuses(
     assert "its record does not say where its start went; give runs with a first step" in capsys.readouterr().err
     with pytest.raises(UserError):
         start_table([("none", replace(runs[0][1], start=None))])
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["outputs/a/cold/result.json", "outputs/a/warm/result.json"], ["cold/result.json", "warm/result.json"]),
+        (["/runs/a", "/runs/b/c"], ["a", "b/c"]),
+        (["/runs/a"], ["/runs/a"]),
+        (["a/b", "a/b"], ["b", "b"]),
+        (["x" * 40], ["…" + "x" * 31]),
+    ],
+)
+def test_labels_have_what_tells_runs_apart(names: list[str], expected: list[str]) -> None:
+    assert labels(names) == expected
