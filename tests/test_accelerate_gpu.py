@@ -66,8 +66,8 @@ def test_steps_as_graphs_agree_with_float64(make: Any) -> None:
     for seed in range(6):
         for model in (fast, plain, exact):
             loss_of(model, seed).backward()
-    graphs = training_graphs._of_module[getattr(fast, "distilbert", fast)]
-    assert len(graphs.pairs) == 1 and graphs.replays == 3
+    graphs = training_graphs._of_module[fast]
+    assert len(graphs.pairs) >= 1 and graphs.replays >= 2
     assert_near(fast, plain, exact)
 
 
@@ -81,6 +81,107 @@ def test_two_forward_passes_before_a_backward_pass(make: Any) -> None:
         model.zero_grad()
         (loss_of(model, 7) + 2 * loss_of(model, 8)).backward()
     assert_near(fast, plain, exact)
+
+
+def mixed(seed: int) -> dict[str, Tensor]:
+    """Returns a batch of 16 sentences of 1 to 40 tokens, padded to the longest."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 41, (16,), generator=generator)
+    mask = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
+    ids = torch.randint(1, 40, mask.shape, generator=generator) * mask
+    labels = torch.randint(2, (16,), generator=generator)
+    return {name: x.cuda() for name, x in {"input_ids": ids, "attention_mask": mask, "labels": labels}.items()}
+
+
+def long_classifier() -> Any:
+    return nn.Module.cuda(classifier(2, max_position_embeddings=64))
+
+
+def test_batches_of_changing_shapes_train_as_the_plain_model() -> None:
+    """24 steps of an optimiser: eager ones, captures, replays of several sizes; each model's loss, step by step."""
+    models = accelerate(long_classifier()), long_classifier().double()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9) for model in models]
+    for seed in range(24):
+        losses = []
+        for model, optimizer in zip(models, optimizers, strict=True):
+            loss = model(**mixed(seed)).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss.detach()))
+        assert losses[0] == pytest.approx(losses[1], rel=1e-2, abs=1e-3), seed
+    graphs = training_graphs._of_module[models[0]]
+    assert len(graphs.pairs) >= 2 and graphs.replays >= 10
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_gradients_of_replays_under_autocast(scaled: bool) -> None:
+    """Two batches are accumulated, unscaled and clipped; gradients that are kept do not change."""
+    fast, eager = accelerate(long_classifier()), accelerate(long_classifier(), graphs=False)
+    scaler = torch.amp.GradScaler("cuda", enabled=scaled, init_scale=1024.0)
+    kept: list[tuple[Tensor, Tensor]] = []
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in (fast, eager)]
+    for step in range(8):
+        for model, optimizer in zip((fast, eager), optimizers, strict=True):
+            for seed in (2 * step, 2 * step + 1):
+                with torch.autocast("cuda", torch.float16 if scaled else torch.bfloat16):
+                    loss = model(**mixed(seed % 4)).loss
+                scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for (name, a), (_, b) in zip(gradients(fast).items(), gradients(eager).items(), strict=True):
+            assert float((a - b).abs().max()) < 0.03 * float(b.abs().max()) + 1e-4, (step, name)
+        if kept:
+            assert torch.equal(*kept[-1])
+        gradient = fast.classifier.weight.grad
+        kept.append((gradient, gradient.clone()))
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+            optimizer.zero_grad()
+        scaler.update()
+    assert all(torch.equal(*pair) for pair in kept)
+    assert training_graphs._of_module[fast].replays >= 4
+
+
+def test_a_gradient_is_no_copy_of_the_graphs_memory() -> None:
+    model = accelerate(long_classifier())
+    addresses = []
+    for _ in range(7):
+        model(**mixed(0)).loss.backward()
+        addresses.append({p.grad.data_ptr() for p in model.parameters()})
+        model.zero_grad()
+    assert addresses[-1] == addresses[-2]
+    slots = training_graphs._of_module[model].memories.values()
+    assert addresses[-1] == {slot.data_ptr() for memory in slots for slot in memory.slots if slot is not None}
+
+
+def test_evaluation_between_forward_and_backward_leaves_the_packed_tokens() -> None:
+    fast, plain = accelerate(long_classifier()), long_classifier()
+    exact = deepcopy(plain).double()
+    for model in (fast, plain, exact):
+        for _ in range(5):
+            model(**mixed(0)).loss.backward()
+        model.zero_grad()
+        loss = model(**mixed(1)).loss
+        with torch.no_grad():
+            model(**mixed(2))
+            model.eval()(**mixed(3))
+        model.train()
+        loss.backward()
+    assert_near(fast, plain, exact)
+
+
+def test_left_padding_and_parameters_changed_too_early() -> None:
+    fast, plain = accelerate(long_classifier()), long_classifier()
+    for seed in range(5):
+        fast(**mixed(0)).loss.backward()
+        left = {**mixed(seed), "attention_mask": mixed(seed)["attention_mask"].flip(1)}
+        torch.testing.assert_close(fast(**left).logits, plain(**left).logits)
+    loss = fast(**mixed(0)).loss
+    with torch.no_grad():
+        fast.classifier.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        loss.backward()
 
 
 def test_a_backward_pass_after_its_activations_are_gone_is_refused() -> None:

@@ -5,29 +5,31 @@ sentence classifier reads the first token's state alone, so the last layer compu
 plain ones' names, which Hugging Face writes into config.json.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers.activations import GELUActivation
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import BaseModelOutput, SequenceClassifierOutput
 from transformers.models.distilbert import modeling_distilbert as plain
 
 from src.batches.tokens import PackedTokens, PaddedTokens, Tokens
 from src.gpu import training_graphs
-from src.gpu.hooks import hooked
-from src.gpu.triton_helpers import working_dtype
+from src.gpu.hooks import Parts, parts_of
+from src.gpu.triton_helpers import power_of_2, working_dtype
 from src.models.distilbert.fast import attention, rows
 from src.models.distilbert.fast.embedding import embed
-from src.models.distilbert.fast.layer import layer
+from src.models.distilbert.fast.layer import Parameters, casts_of, empty_casts, layer
+from src.models.distilbert.fast.packing import PackedMemory, pack
 from src.models.distilbert.layout import Layout
 
 ATTENTION = ("sdpa", "eager", "flash_attention_2", "flash_attention_3")  # which all compute the same
 IGNORED = ("return_dict", "num_items_in_batch")  # arguments that change nothing in the encoder
-BUCKET, LENGTHS = 256, 32  # packed tokens and longest sentences are rounded up to multiples, for few shapes of graphs
+SHORTEST = 64  # bound of short sentences' lengths: one for all, for few graphs
+EAGER = "reprise_eager"  # an encoder's attribute in one call: the model around it warms up for graphs
+HEAD = 4  # parameters of a classifier after its encoder's
 GRAPHED = 16384  # most tokens of a batch that CUDA graphs are kept for: with more, kernels are longer than launches
 EMBEDDINGS = {"word_embeddings": nn.Embedding, "position_embeddings": nn.Embedding, "LayerNorm": nn.LayerNorm,
               "dropout": nn.Dropout}  # fmt: skip
@@ -38,18 +40,98 @@ BLOCK = {**{f"attention.{name}_lin": nn.Linear for name in ("q", "k", "v", "out"
 
 
 class DistilBertForSequenceClassification(plain.DistilBertForSequenceClassification):
-    """Tells its encoder that the first token's hidden state is all it reads."""
+    """Tells its encoder that the first token's hidden state is all it reads; in training it runs as CUDA graphs."""
 
     @wraps(plain.DistilBertForSequenceClassification.forward)
     def forward(self, *arguments: Any, **options: Any) -> Any:
         encoder = self.distilbert
         if type(encoder) is not DistilBertModel:
             return super().forward(*arguments, **options)
+        output = self.graphed(*arguments, **options)
+        if output is not None:
+            return output
         encoder.first_only = True
         try:
             return super().forward(*arguments, **options)
         finally:
             del encoder.first_only
+
+    @training_graphs.uncompiled
+    def graphed(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        **options: Any,
+    ) -> SequenceClassifierOutput | tuple[Any, ...] | None:
+        """Returns the output, computed by graphs of encoder, head and loss; None where these must not compute it."""
+        if input_ids is None or inputs_embeds is not None or position_ids is not None or input_ids.numel() > GRAPHED:
+            return None
+        graphs, parts = training_graphs.graphs_of(self, input_ids), parts_of(self)
+        if graphs is None or not self.takes(parts, input_ids, attention_mask, labels, options):
+            return None
+        parameters = parts.parameters(self)
+        places, dtype = training_graphs.places_of(parameters), working_dtype(parameters[0])
+        batch = prepare(graphs, input_ids, attention_mask, parameters[:-HEAD], dtype)
+        if batch is None:
+            return None
+        encoder: DistilBertModel = self.distilbert  # type: ignore[assignment]
+        dropouts, labelled = encoder.dropouts(), [] if labels is None else [labels]
+        count = len(batch.inputs)
+
+        def function(tensors: training_graphs.Tensors, weights: training_graphs.Tensors) -> tuple[Tensor, ...]:
+            of_batch, of_labels = (
+                tensors[:count] or tensors[-len(batch.static) :],
+                tensors[count : count + len(labelled)],
+            )
+            tokens = batch_of(of_batch, batch.longest)
+            states = encoder.encode(tokens, weights[:-HEAD], dropouts, dtype, True, batch.casts)
+            return self.head(states.to(weights[0].dtype), weights[-HEAD:], *of_labels)
+
+        key = dtype, batch.longest, dropouts, self.dropout.p, self.config.problem_type, self.num_labels
+        inputs = [*batch.inputs, *labelled]
+        pair = graphs.pair_of(function, inputs, parameters, places, (*key, len(labelled)), batch.static)
+        if pair is None:
+            vars(encoder)[EAGER] = True
+            return None
+        outs = graphs.replay(pair, inputs, parameters)
+        output = SequenceClassifierOutput(loss=outs[0] if labelled else None, logits=outs[-1])
+        return in_kind(output, self.config, options)
+
+    def takes(
+        self, parts: Parts, ids: Tensor, mask: Tensor | None, labels: Tensor | None, options: dict[str, Any]
+    ) -> bool:
+        """Returns whether graphs of encoder, head and loss compute what the plain class would."""
+        kinds = type(self.pre_classifier), type(self.dropout), type(self.classifier)
+        return (
+            kinds == (nn.Linear, nn.Dropout, nn.Linear)
+            and parts.are_plain(self.training)
+            and DistilBertModel.takes(self.distilbert, ids, options, are_plain=True)  # type: ignore[arg-type]
+            and (mask is None or (mask.shape == ids.shape and mask.device == ids.device))
+            and (labels is None or (labels.device == ids.device and not labels.requires_grad))
+            and len(parts.parameters(self)) == 4 + 16 * self.config.n_layers + HEAD
+        )
+
+    def head(
+        self, states: Tensor, weights: training_graphs.Tensors, labels: Tensor | None = None
+    ) -> tuple[Tensor, ...]:
+        """Returns loss, if there are labels, and logits, as the plain class computes them with these weights."""
+        encoder: DistilBertModel = self.distilbert  # type: ignore[assignment]
+        layers = (self.pre_classifier, self.classifier)
+        places = [(layer._parameters, name) for layer in layers for name in ("weight", "bias")]
+        own = [parameters[name] for parameters, name in places]
+        encoder.states = states[:, None]
+        try:
+            for (parameters, name), weight in zip(places, weights, strict=True):
+                parameters[name] = weight  # type: ignore[assignment]
+            output: Any = super().forward(states, labels=labels, return_dict=True)  # type: ignore[call-arg]
+        finally:
+            del encoder.states
+            for (parameters, name), weight in zip(places, own, strict=True):
+                parameters[name] = weight
+        return (output.logits,) if labels is None else (output.loss, output.logits)
 
     @staticmethod
     def obstacles(model: plain.DistilBertForSequenceClassification) -> Iterator[tuple[str, str]]:
@@ -60,6 +142,7 @@ class DistilBertModel(plain.DistilBertModel):
     """Computes in autocast's dtype, or that of the weights; returns hidden states in the dtype of the plain class."""
 
     first_only = False
+    states: Tensor | None = None  # first tokens' hidden states that are computed already
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -69,17 +152,15 @@ class DistilBertModel(plain.DistilBertModel):
         position_ids: Tensor | None = None,
         **options: Any,
     ) -> BaseModelOutput | tuple[Any, ...]:
-        states = None
-        if input_ids is not None and inputs_embeds is None and position_ids is None:
+        states = self.states
+        if states is None and input_ids is not None and inputs_embeds is None and position_ids is None:
             states = self.hidden_states(input_ids, attention_mask, options)
         if states is None:
             return as_plain(self, input_ids, attention_mask, inputs_embeds, position_ids, **options)
-        output = BaseModelOutput(last_hidden_state=states)  # type: ignore[arg-type]
-        wants_dict = options.get("return_dict", getattr(self.config, "return_dict", True))
-        return output.to_tuple() if wants_dict is False else output
+        return in_kind(BaseModelOutput(last_hidden_state=states), self.config, options)  # type: ignore[arg-type]
 
-    def takes(self, ids: Tensor, options: dict[str, Any]) -> bool:
-        """Returns whether the kernels compute what the plain class would of these ids."""
+    def takes(self, ids: Tensor, options: dict[str, Any], are_plain: bool | None = None) -> bool:
+        """Returns whether the kernels compute what the plain class would of these ids; `are_plain` as of its parts."""
         words, config = self.embeddings.word_embeddings.weight, self.config
         heads = config.n_heads
         asked = [name for name, value in options.items() if name not in IGNORED and value]
@@ -90,13 +171,14 @@ class DistilBertModel(plain.DistilBertModel):
         if config._attn_implementation not in ATTENTION or (self.training and self.transformer.gradient_checkpointing):
             return False
         supported = attention.supported(config.dim // heads)
-        return rows.takes("layer", words, supported, num_heads=heads) and not any(
-            hooked(module) or module.training != self.training for module in self.modules() if module is not self
-        )
+        if not rows.takes("layer", words, supported, num_heads=heads):
+            return False
+        return parts_of(self).are_plain(self.training) if are_plain is None else are_plain
 
     @training_graphs.uncompiled
     def hidden_states(self, ids: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor | None:
         """Returns the last hidden states, with `first_only` of first tokens; None where the plain class must."""
+        is_eager = vars(self).pop(EAGER, False)
         if not self.takes(ids, options):
             return None
         count, length = ids.shape
@@ -116,8 +198,8 @@ class DistilBertModel(plain.DistilBertModel):
         def function(tensors: training_graphs.Tensors, weights: training_graphs.Tensors) -> Tensor:
             return self.encode(batch_of(tensors, longest), weights, dropouts, dtype, first_only)
 
-        parameters = list(self.parameters())
-        if inputs[0].numel() <= GRAPHED:
+        parameters = parts_of(self).parameters(self)
+        if inputs[0].numel() <= GRAPHED and not is_eager:
             key = dtype, longest, first_only, dropouts
             states = training_graphs.run(self, function, inputs, parameters, key)
         else:
@@ -132,7 +214,7 @@ class DistilBertModel(plain.DistilBertModel):
 
     def encode(
         self, batch: Tokens, weights: training_graphs.Tensors, dropouts: tuple[float, ...], dtype: torch.dtype,
-        first_only: bool,
+        first_only: bool, casts: "Casts | None" = None,
     ) -> Tensor:  # fmt: skip
         """Returns the hidden states of all tokens, or of first ones; `weights` are in the order of the state_dict."""
         layout, config = Layout.of(batch), self.config
@@ -140,11 +222,11 @@ class DistilBertModel(plain.DistilBertModel):
         padding = -1 if padding is None else padding
         x = embed(batch, *weights[:4], self.embeddings.LayerNorm.eps, dropouts[0], dtype, padding)  # type: ignore
         for number, block in enumerate(blocks_of(self)):
-            of_layer = tuple(weights[4 + 16 * number : 20 + 16 * number])
+            of_layer, cast = layer_weights(weights, number), casts and casts.layers[number]
             is_last = number + 1 == len(self.transformer.layer)
             pair = dropouts[1 + 2 * number : 3 + 2 * number]
             eps = block.sa_layer_norm.eps
-            x = layer(x, layout, first_only and is_last, config.n_heads, eps, pair, of_layer)  # type: ignore[arg-type]
+            x = layer(x, layout, first_only and is_last, config.n_heads, eps, pair, of_layer, cast)  # type: ignore
         return x
 
     def dropouts(self) -> tuple[float, ...]:
@@ -181,42 +263,81 @@ class DistilBertModel(plain.DistilBertModel):
             yield "", f"attention {config._attn_implementation}; expected one of {', '.join(ATTENTION)}"
 
 
+class Casts:
+    """Memory for the layers' weights in the products' dtype, which graphs read where it is."""
+
+    def __init__(self, weights: Sequence[Tensor], dtype: torch.dtype) -> None:
+        layers = [Parameters(*layer_weights(weights, number)) for number in range((len(weights) - 4) // 16)]
+        self.layers = [empty_casts(parameters, dtype) for parameters in layers]
+        sources, self._targets = casts_of(layers, self.layers)
+        place = {id(weight): number for number, weight in enumerate(weights)}
+        self._order = [place[id(source)] for source in sources]
+
+    def write(self, weights: Sequence[Tensor]) -> None:
+        """Casts the weights as they are now."""
+        with torch.no_grad():
+            sources = [weights[number] for number in self._order]
+            torch._foreach_copy_(self._targets, sources)  # pyright: ignore[reportPrivateImportUsage]
+
+
+class Prepared(NamedTuple):
+    """A batch for graphs.
+
+    inputs, static: padded ids and lengths, which are copied, or packed ids, positions and starts, which are read where
+        they are.
+    longest: a bound of the sentences' lengths; None if they are padded.
+    """
+
+    inputs: list[Tensor]
+    static: list[Tensor]
+    longest: int | None
+    casts: Casts | None
+
+
+def prepare(
+    graphs: training_graphs.TrainingGraphs, ids: Tensor, mask: Tensor | None, weights: Sequence[Tensor],
+    dtype: torch.dtype,
+) -> Prepared | None:  # fmt: skip
+    """Packs a batch and casts weights; None where a sentence begins with padding.
+
+    The host must know how many tokens there are. The device casts the weights while the host gets the number and
+    launches the graph of it.
+    """
+    graphs.turns += 1  # what an earlier backward pass read is gone
+    memory: PackedMemory | None = None
+    if mask is not None:
+        memory = graphs.kept("packed", lambda: PackedMemory(GRAPHED, ids.device))
+        memory.start(ids, mask)
+    casts: Casts | None = None
+    if dtype != weights[0].dtype:
+        key = dtype, tuple(weight.data_ptr() for weight in weights)
+        casts = graphs.kept(key, lambda: Casts(weights, dtype))
+        casts.write(weights)
+    count, length = ids.shape
+    if memory is not None:
+        lengths = memory.lengths(count)
+        if min(lengths) < 0:
+            return None
+        if sum(lengths) < ids.numel():
+            longest = max(SHORTEST, power_of_2(max(lengths)))  # tiles of attention beyond a sentence end at once
+            return Prepared([], memory.inputs(count, sum(lengths)), longest, casts)
+    padded = [ids.int(), torch.full((count,), length, dtype=torch.int32, device=ids.device)]
+    return Prepared(padded, [], None, casts)
+
+
+def layer_weights(weights: training_graphs.Tensors, number: int) -> tuple[Tensor, ...]:
+    return tuple(weights[4 + 16 * number : 20 + 16 * number])
+
+
+def in_kind(output: Any, config: Any, options: dict[str, Any]) -> Any:
+    """Returns the output as it was asked for: a tuple, or itself."""
+    wants_dict = options.get("return_dict")
+    wants_dict = getattr(config, "return_dict", True) if wants_dict is None else wants_dict
+    return output.to_tuple() if wants_dict is False else output
+
+
 def blocks_of(model: plain.DistilBertModel) -> list[Any]:
     return list(model.transformer.layer)
-
-
-class Packing(NamedTuple):
-    """A batch's real tokens, one after another, and their places in it; `is_full` where no place is padding."""
-
-    is_full: bool
-    total: int
-    longest: int
-    order: Tensor
-    ids: Tensor
-    positions: Tensor
-    starts: Tensor
-
-
-def pack(ids: Tensor, mask: Tensor) -> Packing | None:
-    """Returns the packed tokens; None where a sentence begins with padding. It waits for the device once.
-
-    After the real tokens there are more, which belong to no sentence, for few different sizes.
-    """
-    is_token = mask != 0
-    lengths = is_token.sum(1)
-    total, longest, has_first = torch.stack([lengths.sum(), lengths.max(), is_token[:, 0].all().long()]).tolist()
-    if not has_first:
-        return None
-    if total == ids.numel():
-        return Packing(True, total, longest, ids, ids, ids, ids)
-    size = -(-total // BUCKET) * BUCKET
-    flat = is_token.flatten()
-    place = torch.where(flat, flat.cumsum(0) - 1, size)
-    order = torch.zeros(size + 1, dtype=torch.int64, device=ids.device)
-    order = order.scatter_(0, place, torch.arange(len(flat), device=ids.device))[:size]
-    starts = F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-    packed = ids.flatten()[order].int(), (order % ids.shape[1]).int(), starts
-    return Packing(False, total, -(-longest // LENGTHS) * LENGTHS, order, *packed)
 
 
 def batch_of(tensors: training_graphs.Tensors, longest: int | None) -> Tokens:

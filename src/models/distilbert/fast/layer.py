@@ -5,6 +5,7 @@ float32. The product that computes a gradient adds it to the residual's. The bac
 masks, inputs of layer norms and attention weights, as loading them would take longer.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -50,12 +51,14 @@ class LayerOptions:
 
     first: rows of the sentences' first tokens if only those are computed, otherwise None.
     drop: dropout of the feed-forward layers' output.
+    cast: the parameters in the products' dtype, where they are cast already.
     """
 
     attention: AttentionOptions
     first: Int[Tensor, " sentences"] | None
     drop: Drop
     eps: float
+    cast: "CastWeights | None" = None
 
 
 class CastWeights(NamedTuple):
@@ -89,7 +92,7 @@ class Layer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, options: LayerOptions, *tensors: Tensor) -> Tensor:
         parameters = Parameters(*tensors)
-        weights = cast_weights(parameters, x.dtype)
+        weights = options.cast or cast_weights(parameters, x.dtype)
         dim = x.shape[1]
         if options.first is None:
             queries, qkv = x, F.linear(x, weights.qkv, weights.qkv_bias)
@@ -179,16 +182,34 @@ def cast_weights(parameters: Parameters, dtype: torch.dtype) -> CastWeights:
     """Returns the weights in `dtype`, cast in one launch; float32 ones are only concatenated."""
     qkv = [parameters.q, parameters.k, parameters.v]
     biases = [parameters.q_bias, parameters.k_bias, parameters.v_bias]
-    rest = [parameters.out, parameters.out_bias, parameters.wide, parameters.wide_bias, parameters.narrow,
-            parameters.narrow_bias]  # fmt: skip
-    weight, bias = (torch.cat(part) if part[0].dtype == dtype else None for part in (qkv, biases))
-    if weight is not None and bias is not None:
-        return CastWeights(weight, bias, *rest)
+    if parameters.q.dtype == dtype:
+        rest = parameters.out, parameters.out_bias, parameters.wide, parameters.wide_bias
+        return CastWeights(torch.cat(qkv), torch.cat(biases), *rest, parameters.narrow, parameters.narrow_bias)
+    cast = empty_casts(parameters, dtype)
+    sources, targets = casts_of([parameters], [cast])
+    torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]
+    return cast
+
+
+def empty_casts(parameters: Parameters, dtype: torch.dtype) -> CastWeights:
+    """Returns memory for the weights in `dtype`."""
     dim = len(parameters.q)
     weight, bias = parameters.q.new_empty(3 * dim, dim, dtype=dtype), parameters.q.new_empty(3 * dim, dtype=dtype)
-    narrow = [torch.empty_like(part, dtype=dtype) for part in rest]
-    torch._foreach_copy_([*weight.chunk(3), *bias.chunk(3), *narrow], [*qkv, *biases, *rest])  # pyright: ignore
-    return CastWeights(weight, bias, *narrow)
+    rest = parameters.out, parameters.out_bias, parameters.wide, parameters.wide_bias
+    narrow = parameters.narrow, parameters.narrow_bias
+    return CastWeights(weight, bias, *(torch.empty_like(part, dtype=dtype) for part in (*rest, *narrow)))
+
+
+def casts_of(layers: Sequence[Parameters], casts: Sequence[CastWeights]) -> tuple[list[Tensor], list[Tensor]]:
+    """Returns the layers' weights and, in the same order, the memory of their casts."""
+    sources: list[Tensor] = []
+    targets: list[Tensor] = []
+    for of, to in zip(layers, casts, strict=True):
+        sources += [of.q, of.k, of.v, of.q_bias, of.k_bias, of.v_bias]
+        targets += [*to.qkv.chunk(3), *to.qkv_bias.chunk(3)]
+        sources += [of.out, of.out_bias, of.wide, of.wide_bias, of.narrow, of.narrow_bias]
+        targets += to[2:]
+    return sources, targets
 
 
 def weight_gradient(
@@ -222,13 +243,15 @@ def layer(
     eps: float,
     dropouts: tuple[float, float],
     parameters: tuple[Tensor, ...],
+    cast: CastWeights | None = None,
 ) -> Float[Tensor, "rows dim"]:
     """See `network.Block`; `dropouts` are those of attention weights and of the feed-forward layers' output.
 
-    The products are in the dtype of x; `parameters` are in the order of the state_dict. With `first_only` it returns
-    the rows of first tokens and computes only keys and values of the others.
+    The products are in the dtype of x; `parameters` are in the order of the state_dict, and `cast` are they in that
+    dtype, if they are cast already. With `first_only` it returns the rows of first tokens and computes only keys and
+    values of the others.
     """
     of_attention, of_hidden = Drop.seeded(dropouts, x)
     attention_options = AttentionOptions(layout.sentences, num_heads, of_attention, first_only)
-    options = LayerOptions(attention_options, layout.first if first_only else None, of_hidden, eps)
+    options = LayerOptions(attention_options, layout.first if first_only else None, of_hidden, eps, cast)
     return Layer.apply(x, options, *parameters)  # type: ignore[return-value]
