@@ -73,6 +73,8 @@ class DistilBertForSequenceClassification(plain.DistilBertForSequenceClassificat
         if graphs is None or not self.takes(parts, input_ids, attention_mask, labels, options):
             return None
         parameters = parts.parameters(self)
+        if len(parameters) != 4 + 16 * self.config.n_layers + HEAD:  # some are shared, or are not there
+            return None
         places, dtype = training_graphs.places_of(parameters), working_dtype(parameters[0])
         batch = prepare(graphs, input_ids, attention_mask, parameters[:-HEAD], dtype)
         if batch is None:
@@ -111,7 +113,6 @@ class DistilBertForSequenceClassification(plain.DistilBertForSequenceClassificat
             and DistilBertModel.takes(self.distilbert, ids, options, are_plain=True)  # type: ignore[arg-type]
             and (mask is None or (mask.shape == ids.shape and mask.device == ids.device))
             and (labels is None or (labels.device == ids.device and not labels.requires_grad))
-            and len(parts.parameters(self)) == 4 + 16 * self.config.n_layers + HEAD
         )
 
     def head(
