@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from src.gpu.gradient_memory import GradientMemory
-from src.parallel.gradient_slots import offer, withdraw
+from src.gpu.gradient_slots import offer, withdraw
 
 WARMUP = 3  # calls of a key before its capture: kernels are compiled there
 MOST = 16  # captures of a module

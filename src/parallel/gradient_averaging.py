@@ -7,9 +7,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor, distributed, nn
 
+from src.gpu.gradient_slots import offer, withdraw
 from src.gpu.waiting import Waiting
 from src.parallel.direct_transport import SHARED, DirectTransport
-from src.parallel.gradient_slots import offer, withdraw
 from src.parallel.transports import Transport
 
 BUCKET_BYTES = 25 * 2**20  # of a piece at most; each delays the products of the backward pass, so few are best

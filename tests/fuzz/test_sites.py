@@ -122,6 +122,7 @@ PLACES: dict[str, str] = {
     "src/pretrained/weights.py:places_in": "export",
     "src/pretrained/weights.py:weights_difference": OURS,
     "src/models/distilbert/export.py:exported.from_transformers": OURS,
+    "src/system/distribution.py": CODE,
     "src/training/sentence_prediction.py:read_input": BYTES,
     "src/models/distilbert/weights.py:read_config": "weights.config",
     "src/models/distilbert/weights.py:read_tensors": "weights.bin",

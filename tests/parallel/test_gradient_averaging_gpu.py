@@ -39,7 +39,7 @@ class Products(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        from src.parallel.gradient_slots import slot_of
+        from src.gpu.gradient_slots import slot_of
 
         pairs = enumerate(zip(ctx.parameters, ctx.inputs, strict=True))
         return None, *((slot_of(p).copy_(grads[0] * x) if k % 2 else grads[0] * x) for k, (p, x) in pairs)

@@ -7,11 +7,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from src.batches.tokens import PAD, PaddedTokens, Tokens
+from src.gpu.gradient_slots import slot_of
 from src.gpu.triton_helpers import working_dtype
 from src.models.distilbert.fast import rows
 from src.models.distilbert.fast.rows import Drop, TokenIds
 from src.models.distilbert.network import EPS, Embeddings, Hidden
-from src.parallel.gradient_slots import slot_of
 
 
 class FastEmbeddings(Embeddings):

@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from src.gpu.gradient_slots import slot_of
 from src.gpu.products import input_gradient, transposed
 from src.gpu.triton_helpers import precision, working_dtype
 from src.models.distilbert.fast import attention, rows
@@ -21,7 +22,6 @@ from src.models.distilbert.fast.attention import AttentionOptions
 from src.models.distilbert.fast.rows import Drop
 from src.models.distilbert.layout import Layout
 from src.models.distilbert.network import EPS, Block, Hidden
-from src.parallel.gradient_slots import slot_of
 
 
 class Parameters(NamedTuple):

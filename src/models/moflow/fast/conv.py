@@ -11,9 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from src.gpu.gradient_slots import slot_of
 from src.gpu.triton_helpers import can_take, lacks, launch, package, working_dtype
 from src.models.moflow.bond import Conv3x3
-from src.parallel.gradient_slots import slot_of
 
 FOLD = {"BLOCK": 256, "num_warps": 2}
 CORNERS = [(y, x) for y in (0, 1) for x in (0, 1)]

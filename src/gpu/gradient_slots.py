@@ -1,4 +1,4 @@
-"""Gradient slots: memory of the all-reduce buckets that kernels may write a gradient to, which saves a copy."""
+"""Gradient slots: memory that kernels may write a gradient to, of all-reduce buckets say, which saves a copy."""
 
 from collections.abc import Iterable, Mapping
 from weakref import WeakValueDictionary

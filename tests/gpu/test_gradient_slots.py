@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from src.gpu.gradient_slots import offer, slot_of, withdraw
 from src.models.distilbert import Sizes
 from src.models.distilbert.fast import embedding, layer
 from src.models.distilbert.layout import Layout
 from src.models.distilbert.network import Block, Dropout
 from src.models.moflow.fast import conv
 from src.parallel.gradient_averaging import Bucket
-from src.parallel.gradient_slots import offer, slot_of, withdraw
 from tests.support.distilbert_kernels import sentences
 
 
