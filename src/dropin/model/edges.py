@@ -1,29 +1,107 @@
 """What all layers of a forward pass share: sorted edges with their geometry, and features by name."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
+from src.batches.molecular_graphs import Graph as Batch
 from src.dropin.graphs import check, topology_of
 from src.errors import UserError
+from src.gpu.triton_helpers import can_take
 from src.models.se3_transformer.conv import Geometry, angular_basis
+from src.models.se3_transformer.fast.dense import LEAST_EDGES, DenseEdges
 from src.models.se3_transformer.fiber import Fiber
 from src.models.se3_transformer.signs import Y_0, Triple, symbol_signs
 
 ByName = Mapping[str, Tensor]  # {str(degree): [rows, channels, 2 degree + 1]}
 
 
-@dataclass(frozen=True)
 class Edges:
-    """Edges sorted by destination. `order`: their numbers in the caller's graph. `features`: of degrees >= 1."""
+    """The edges of a graph in the caller's order, and what layers make of them once.
 
-    geometry: Geometry
-    features: dict[int, Tensor]
-    order: Int64[Tensor, " edges"]
+    Args:
+        scalars: edge features of degree 0 without the radial input. radial: that input.
+        features: edge features of other degrees.
+        negated: Wigner 3j symbols with another sign than e3nn's (`signs.negated_symbols`).
+        basis: of `get_basis`, which then gives the directions instead of edata `rel_pos`.
+        full_gradient: whether directions have gradients; lengths have them in `radial`.
+    """
+
+    def __init__(
+        self,
+        graph: Any,
+        scalars: Float[Tensor, "edges _"] | None,
+        radial: Float[Tensor, " edges"],
+        features: ByName,
+        max_degree: int,
+        dtype: torch.dtype,
+        negated: frozenset[Triple],
+        basis: ByName | None = None,
+        full_gradient: bool = False,
+    ) -> None:
+        check_device(graph, radial)
+        if len(radial) != graph.num_edges():
+            raise UserError(f"the edge features are of {len(radial)} edges, the graph has {graph.num_edges()}")
+        self.graph, self.radial, self.max_degree, self.dtype = graph, radial.to(dtype), max_degree, dtype
+        self.scalars = None if scalars is None else scalars.to(dtype)
+        self.given, self.negated, self.basis = features, negated, basis
+        if basis is None:
+            rel_pos = relative_positions(graph)
+            self.rel_pos = (rel_pos if full_gradient else rel_pos.detach()).to(dtype)
+            if self.rel_pos.requires_grad:
+                # Here, because a checkpoint must save the same tensors when it recomputes.
+                self.geometry.once(angular_basis)
+
+    @property
+    def num_nodes(self) -> int:
+        return self.graph.num_nodes()
+
+    @cached_property
+    def dense(self) -> DenseEdges | None:
+        """The edges for the kernels of degrees 0 and 1; None where others or plain torch compute."""
+        if self.basis is not None or self.max_degree > 1 or self.rel_pos.requires_grad:
+            return None
+        if len(self.radial) < LEAST_EDGES * self.num_nodes or not can_take("conv", self.rel_pos):
+            return None
+        src, dst = self.graph.edges()
+        scalars = self.radial.new_empty(len(src), 0) if self.scalars is None else self.scalars
+        return DenseEdges(src, dst, self.num_nodes, self.rel_pos.contiguous(), scalars, self.radial)
+
+    @cached_property
+    def sorted(self) -> tuple[Batch, Int64[Tensor, " edges"]]:
+        """The edges sorted by destination, and their numbers in the caller's graph."""
+        return topology_of(self.graph)
+
+    @property
+    def order(self) -> Int64[Tensor, " edges"]:
+        return self.sorted[1]
+
+    @cached_property
+    def features(self) -> dict[int, Tensor]:
+        """Edge features of degrees >= 1, of sorted edges."""
+        return {int(degree): x[self.order].to(self.dtype) for degree, x in self.given.items() if degree != "0"}
+
+    @cached_property
+    def geometry(self) -> Geometry:
+        """What layers read of sorted edges."""
+        batch, order = self.sorted
+        radial = self.radial[:, None]
+        inputs = (radial if self.scalars is None else torch.cat([self.scalars, radial], 1))[order]
+        if self.basis is not None:
+            nowhere = inputs.new_zeros(1, 3).expand(len(order), 3)
+            geometry = Geometry(batch, nowhere, inputs, self.max_degree)
+            geometry.computed[angular_basis] = tables_of(self.basis, self.max_degree, order, self.dtype, self.negated)
+            return geometry
+        rel_pos, null = self.rel_pos[order], None
+        if not (rel_pos.is_cuda and torch.cuda.is_current_stream_capturing()):  # which cannot wait for their number
+            null = (rel_pos == 0).all(1).nonzero()[:, 0]
+            if not len(null):
+                batch, null = batch._replace(distinct=True), None
+        return Geometry(batch, rel_pos, inputs, self.max_degree, null)
 
 
 def edges_of(
@@ -33,38 +111,11 @@ def edges_of(
     dtype: torch.dtype,
     negated: frozenset[Triple],
     basis: ByName | None = None,
-    full_gradient: bool = False,
 ) -> Edges:
-    """Returns the edges of a graph with edata `rel_pos`, and `edge_feats` whose degree 0 ends with the radial input.
-
-    Args:
-        negated: Wigner 3j symbols with another sign than e3nn's (`signs.negated_symbols`).
-        basis: of `get_basis`, which then gives the directions instead of `rel_pos`.
-        full_gradient: whether directions have gradients; lengths have them in `edge_feats`.
-    """
-    batch, order = topology_of(graph)
-    scalars = edge_feats["0"]
-    check_device(graph, scalars)
-    if len(scalars) != len(order):
-        raise UserError(f"the edge features are of {len(scalars)} edges, the graph has {len(order)}")
-    radial_inputs = scalars.flatten(1)[order].to(dtype)
-    features = {int(degree): x[order].to(dtype) for degree, x in edge_feats.items() if degree != "0"}
-    if basis is not None:
-        nowhere = radial_inputs.new_zeros(1, 3).expand(len(order), 3)
-        geometry = Geometry(batch, nowhere, radial_inputs, max_degree)
-        geometry.computed[angular_basis] = tables_of(basis, max_degree, order, dtype, negated)
-        return Edges(geometry, features, order)
-    rel_pos = relative_positions(graph)
-    rel_pos = (rel_pos if full_gradient else rel_pos.detach())[order].to(dtype)
-    null = None
-    if not (rel_pos.is_cuda and torch.cuda.is_current_stream_capturing()):  # which cannot wait for the number of them
-        null = (rel_pos == 0).all(1).nonzero()[:, 0]
-        if not len(null):
-            batch, null = batch._replace(distinct=True), None
-    geometry = Geometry(batch, rel_pos, radial_inputs, max_degree, null)
-    if rel_pos.requires_grad:
-        geometry.once(angular_basis)  # here, because a checkpoint must save the same tensors when it recomputes
-    return Edges(geometry, features, order)
+    """Returns the edges of a graph with edata `rel_pos`, and `edge_feats` whose degree 0 ends with the radial input."""
+    check(graph)
+    scalars = edge_feats["0"].flatten(1)
+    return Edges(graph, scalars[:, :-1], scalars[:, -1], edge_feats, max_degree, dtype, negated, basis)
 
 
 def relative_positions(graph: Any) -> Tensor:
@@ -103,8 +154,27 @@ def tables_of(
     return tables
 
 
+class Named(dict[str, Tensor]):
+    """Features by name that are views of flat ones."""
+
+    def __init__(self, features: Tensor, fiber: Fiber) -> None:
+        views = {str(degree): feature for degree, feature in fiber.unflatten(features).items()}
+        super().__init__(views)
+        self.whole, self.fiber, self.views = features, fiber, views
+
+    def is_fiber(self, fiber: Fiber) -> bool:
+        """Returns whether the flat features are of this fiber and still those by name."""
+        return (
+            self.fiber == fiber
+            and self.keys() == self.views.keys()
+            and all(self[k] is v for k, v in self.views.items())
+        )
+
+
 def flat(features: ByName, fiber: Fiber, dtype: torch.dtype, rows: int | None = None) -> Tensor:
     """Returns features by name as one flat tensor. Raises UserError if they are not of this fiber, or of other rows."""
+    if isinstance(features, Named) and features.is_fiber(fiber):
+        return features.whole.to(dtype)
     by_degree = {int(degree): feature for degree, feature in features.items()}
     fiber.check(by_degree, "the features")
     counts = {len(feature) for feature in by_degree.values()}
@@ -114,6 +184,8 @@ def flat(features: ByName, fiber: Fiber, dtype: torch.dtype, rows: int | None = 
     return fiber.flatten(by_degree).to(dtype)
 
 
-def by_name(features: Tensor, fiber: Fiber) -> dict[str, Tensor]:
-    """Returns flat features as {str(degree): [rows, channels, 2 degree + 1]}."""
+def by_name(features: Tensor, fiber: Fiber, graph: Any = None) -> dict[str, Tensor]:
+    """Returns flat features as {str(degree): [rows, channels, 2 degree + 1]}; views between layers (with `Edges`)."""
+    if isinstance(graph, Edges):
+        return Named(features, fiber)
     return {str(degree): feature.contiguous() for degree, feature in fiber.unflatten(features).items()}

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from src.dropin.model.edges import ByName, check_device, edges_of, relative_positions
+from src.dropin.model.edges import ByName, Edges, check_device, relative_positions
 from src.dropin.model.fiber import Fiber
 from src.dropin.model.layers.attention import AttentionBlockSE3
 from src.dropin.model.layers.convolution import ConvSE3, ConvSE3FuseLevel
@@ -156,20 +156,20 @@ class SE3Transformer(nn.Module):
         dtype = next(self.parameters()).dtype
         for feature in node_feats.values():
             check_device(graph, feature)
-        populated = self._populated(relative_positions(graph), edge_feats or {}, dtype)
-        edges = edges_of(graph, populated, self.max_degree, dtype, self.negated, basis, self.full_gradient)
-        out = self.graph_modules(node_feats, populated, graph=edges, basis=basis)
+        edges = self._edges(graph, edge_feats or {}, dtype, basis)
+        out = self.graph_modules(node_feats, edge_feats, graph=edges, basis=basis)
+        out = {name: feature.contiguous() for name, feature in out.items()}
         if self.pooling is not None:
             return self.pooling_module(out, graph=graph)
         return out if self.return_type is None else out[str(self.return_type)]
 
-    def _populated(self, rel_pos: Tensor, edge_feats: ByName, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Returns the edge features with the radial input as the last of degree 0."""
+    def _edges(self, graph: Any, edge_feats: ByName, dtype: torch.dtype, basis: ByName | None) -> Edges:
+        """Returns the graph's edges with their features and radial inputs."""
         wanted = {int(degree): (count, 2 * degree + 1) for degree, count in self.fiber_edge if count}
         shapes = {int(degree): tuple(x.shape[1:]) for degree, x in edge_feats.items() if x.numel() or x.shape[1]}
         if shapes != wanted:
             raise UserError(f"edge_feats have shapes {shapes} by degree; fiber_edge={self.fiber_edge} needs {wanted}")
-        r = rel_pos.to(dtype).norm(dim=1)[:, None, None]
+        r = relative_positions(graph).to(dtype).norm(dim=1)
         if self.populate_edge == "arcsin":
             r = torch.arcsinh(r.clamp_min(4.0) - 4.0) / 3.0
         elif self.populate_edge == "log":
@@ -179,8 +179,9 @@ class SE3Transformer(nn.Module):
         for degree, feature in edge_feats.items():
             if len(feature) != len(r):
                 raise UserError(f"edge_feats['{degree}'] is of {len(feature)} edges, the graph has {len(r)}")
-        scalars = edge_feats.get("0")
-        return {**edge_feats, "0": r if scalars is None else torch.cat([scalars.to(dtype), r], 1)}
+        scalars = edge_feats["0"].flatten(1) if "0" in edge_feats else None
+        arguments = self.max_degree, dtype, self.negated, basis, self.full_gradient
+        return Edges(graph, scalars, r, edge_feats, *arguments)
 
 
 class SE3TransformerPooled(nn.Module):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
@@ -102,7 +103,7 @@ class AttentionBlockSE3(nn.Module):
 def apply_convolution(
     convolution: Callable[..., Tensor],
     features: Float[Tensor, "nodes features_in"],
-    geometry: Geometry,
+    geometry: Any,
     edge_features: EdgeFeatures,
     low_memory: bool,
 ) -> Float[Tensor, "rows features_out"]:

@@ -90,6 +90,10 @@ class RadialGroup(nn.Module):
         bound = mid_channels**-0.5  # as in torch's Linear, which the original uses here
         self.weight = nn.Parameter(torch.empty(group.num_weights, mid_channels).uniform_(-bound, bound))
 
+    def hidden_layers(self) -> list[nn.Module]:
+        """Returns the layers of `hidden`."""
+        return list(self.hidden)
+
     def radial_weights(self, hidden: Float[Tensor, "edges mid"]) -> dict[Pair, Float[Tensor, "edges _ _ _"]]:
         """Returns for each pair the weights [edges, frequencies, channels in, channels out] of every edge."""
         pairs = list(self.group.pairs())

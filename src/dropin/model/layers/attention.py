@@ -10,8 +10,9 @@ from src.dropin.model.fiber import Fiber, plain
 from src.dropin.model.layers.convolution import ConvSE3, ConvSE3FuseLevel
 from src.dropin.model.layers.linear import LinearSE3
 from src.errors import UserError
-from src.models.se3_transformer.attention import AttentionSE3
+from src.models.se3_transformer.attention import AttentionSE3, apply_convolution
 from src.models.se3_transformer.fast.attention import FastAttentionBlockSE3
+from src.models.se3_transformer.fast.dense import dense_convolution
 from src.models.se3_transformer.signs import NVIDIA_E3NN
 
 
@@ -72,6 +73,11 @@ class AttentionBlockSE3(FastAttentionBlockSE3):
         edges = graph
         if not isinstance(edges, Edges):
             edges = edges_of(graph, edge_features, self.max_degree, dtype, convolution.negated, basis)
-        rows = edges.geometry.graph.dst_ptr.shape[0] - 1
-        features = flat(node_features, convolution.fiber_nodes, dtype, rows)
-        return by_name(super().forward(features, edges.geometry, edges.features), self.project.fiber_out)
+        features = flat(node_features, convolution.fiber_nodes, dtype, edges.num_nodes)
+        if (dense := edges.dense) and (plan := dense_convolution(convolution, self.attention.num_heads, features)):
+            query = self.to_query(features)
+            messages = apply_convolution(plan, features, dense, None, self.low_memory)
+            out = self.project(plan.attend(messages, query, dense), features)
+        else:
+            out = super().forward(features, edges.geometry, edges.features)
+        return by_name(out, self.project.fiber_out, graph)

@@ -21,6 +21,7 @@ from src.models.se3_transformer.attention import apply_convolution
 from src.models.se3_transformer.basis import num_frequencies
 from src.models.se3_transformer.conv import Geometry
 from src.models.se3_transformer.fast.conv import FastConvSE3
+from src.models.se3_transformer.fast.dense import dense_convolution
 from src.models.se3_transformer.fiber import Fiber as PlainFiber
 from src.models.se3_transformer.radial import Group, RadialGroup
 from src.models.se3_transformer.signs import NVIDIA_E3NN, Y_0, Triple, negated_symbols, symbol_signs
@@ -75,9 +76,12 @@ class RadialNetwork(RadialGroup):
         self.factors = (Y_0,) if group.is_scalar and is_fused else tuple(signs)
 
     def hidden(self, inputs: Float[Tensor, "edges scalars"]) -> Float[Tensor, "edges mid"]:  # type: ignore[override]
-        for layer in list(self.radial_func.net)[:-1]:
+        for layer in self.hidden_layers():
             inputs = layer(inputs)
         return inputs
+
+    def hidden_layers(self) -> list[nn.Module]:
+        return list(self.radial_func.net)[:-1]
 
     @property
     def weight(self) -> Float[Tensor, "rows mid"]:  # type: ignore[override]
@@ -192,15 +196,20 @@ class ConvSE3(FastConvSE3):
         edges = graph
         if not isinstance(edges, Edges):
             edges = edges_of(graph, edge_feats, self.max_degree, dtype, self.negated, basis)
-        rows = edges.geometry.graph.dst_ptr.shape[0] - 1
-        features = flat(node_feats, self.fiber_nodes, dtype, rows)
+        features = flat(node_feats, self.fiber_nodes, dtype, edges.num_nodes)
+        if self.pool and (dense := edges.dense) and (plan := dense_convolution(self, 0, features)):
+            out = plan.sum_incoming(apply_convolution(plan, features, dense, None, self.low_memory), dense)
+            degrees = dense.by_destination[1].diff()[:, None]
+            if self.to_self:
+                out = out + degrees * self._self_interaction(features)
+            return by_name(out if self.sum_over_edge else out / degrees.clamp_min(1), self.fiber_out, graph)
         out = apply_convolution(super().forward, features, edges.geometry, edges.features, self.low_memory)
         if not self.pool:
             out = torch.empty_like(out).index_copy(0, edges.order, out)
             widths = [fiber.num_features for fiber in self.outputs]
             parts = [by_name(part, fiber) for fiber, part in zip(self.outputs, out.split(widths, 1), strict=True)]
             return {str(d): torch.cat([part[str(d)] for part in parts if str(d) in part], 1) for d in self.fiber_out}
-        return by_name(out if self.sum_over_edge else averaged(out, edges.geometry), self.fiber_out)
+        return by_name(out if self.sum_over_edge else averaged(out, edges.geometry), self.fiber_out, graph)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *args)

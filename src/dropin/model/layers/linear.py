@@ -38,4 +38,4 @@ class LinearSE3(PlainLinearSE3):
         if isinstance(features, Tensor):
             return super().forward(features, *args)
         joined = flat(features, self.fiber_in, next(self.parameters()).dtype)
-        return by_name(super().forward(joined), self.fiber_out)
+        return by_name(super().forward(joined), self.fiber_out, kwargs.get("graph"))

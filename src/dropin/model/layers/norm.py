@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from src.dropin.model.edges import ByName, by_name, flat
 from src.dropin.model.fiber import Fiber, plain
 from src.errors import UserError
+from src.models.se3_transformer.fast.conv import kernels_for
 from src.models.se3_transformer.norm import EPS, SMALLEST, normalised
 
 
@@ -30,7 +31,9 @@ class NormSE3(nn.Module):
         norms = [self.group_norm] if hasattr(self, "group_norm") else [self.layer_norms[str(d)] for d in self.degrees]
         weight, bias = (torch.cat([getattr(norm, name) for norm in norms]) for name in ("weight", "bias"))
         joined = flat(features, self.plain_fiber, weight.dtype)
-        return by_name(normalised(joined, weight, bias, self.plain_fiber, SMALLEST, EPS), self.plain_fiber)
+        fiber, kernels = self.plain_fiber, kernels_for("norm", joined, "norm")
+        function = kernels.norm if kernels and kernels.supported(fiber) else normalised
+        return by_name(function(joined, weight, bias, fiber, SMALLEST, EPS), fiber, kwargs.get("graph"))
 
     @property
     def degrees(self) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from src.models.se3_transformer.fast import norm_triton as kernels
 from src.models.se3_transformer.fiber import Fiber
 from src.models.se3_transformer.norm import EPS, SMALLEST, NormSE3, normalised
 
+MAX_TILE = 2048  # elements: degrees up to 4 with 64 channels, or up to 1 with 512
 NODES_PER_PROGRAM = {"forward": 4, "backward": 4}
 
 
@@ -27,8 +28,10 @@ class FastNormSE3(NormSE3):
 
 def supported(fiber: Fiber) -> bool:
     """Returns whether the features are one rectangle that fits one warp's tile."""
-    complete = fiber.degrees == tuple(range(len(fiber)))
-    return complete and fiber.equal_channels is not None and fiber.equal_channels <= 64 and len(fiber) <= 5
+    channels = fiber.equal_channels
+    if fiber.degrees != tuple(range(len(fiber))) or channels is None:
+        return False
+    return power_of_2(len(fiber) ** 2) * power_of_2(channels) <= MAX_TILE
 
 
 def shape_of(fiber: Fiber) -> dict[str, int]:
