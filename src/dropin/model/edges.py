@@ -1,6 +1,6 @@
 """What all layers of a forward pass share: sorted edges with their geometry, and features by name."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +24,7 @@ class Edges:
     """The edges of a graph in the caller's order, and what layers make of them once.
 
     Args:
-        scalars: edge features of degree 0 without the radial input. radial: that input.
+        scalars: edge features of degree 0 without the radial input. radial: makes that input.
         features: edge features of other degrees.
         negated: Wigner 3j symbols with another sign than e3nn's (`signs.negated_symbols`).
         basis: of `get_basis`, which then gives the directions instead of edata `rel_pos`.
@@ -35,7 +35,7 @@ class Edges:
         self,
         graph: Any,
         scalars: Float[Tensor, "edges _"] | None,
-        radial: Float[Tensor, " edges"],
+        radial: Callable[[], Float[Tensor, " edges"]],
         features: ByName,
         max_degree: int,
         dtype: torch.dtype,
@@ -43,10 +43,11 @@ class Edges:
         basis: ByName | None = None,
         full_gradient: bool = False,
     ) -> None:
-        check_device(graph, radial)
-        if len(radial) != graph.num_edges():
-            raise UserError(f"the edge features are of {len(radial)} edges, the graph has {graph.num_edges()}")
-        self.graph, self.radial, self.max_degree, self.dtype = graph, radial.to(dtype), max_degree, dtype
+        if scalars is not None:
+            check_device(graph, scalars)
+            if len(scalars) != graph.num_edges():
+                raise UserError(f"the edge features are of {len(scalars)} edges, the graph has {graph.num_edges()}")
+        self.graph, self.make_radial, self.max_degree, self.dtype = graph, radial, max_degree, dtype
         self.scalars = None if scalars is None else scalars.to(dtype)
         self.given, self.negated, self.basis = features, negated, basis
         if basis is None:
@@ -56,16 +57,25 @@ class Edges:
                 # Here, because a checkpoint must save the same tensors when it recomputes.
                 self.geometry.once(angular_basis)
 
+    @cached_property
+    def radial(self) -> Float[Tensor, " edges"]:
+        return self.make_radial().to(self.dtype)
+
     @property
     def num_nodes(self) -> int:
         return self.graph.num_nodes()
 
     @cached_property
-    def dense(self) -> DenseEdges | None:
-        """The edges for the kernels of degrees 0 and 1; None where others or plain torch compute."""
+    def is_dense(self) -> bool:
+        """Whether the kernels of degrees 0 and 1 may compute; else others do or plain torch does."""
         if self.basis is not None or self.max_degree > 1 or self.rel_pos.requires_grad:
-            return None
-        if len(self.radial) < LEAST_EDGES * self.num_nodes or not can_take("conv", self.rel_pos):
+            return False
+        return self.graph.num_edges() >= LEAST_EDGES * self.num_nodes and can_take("conv", self.rel_pos)
+
+    @cached_property
+    def dense(self) -> DenseEdges | None:
+        """The edges for these kernels."""
+        if not self.is_dense:
             return None
         src, dst = self.graph.edges()
         scalars = self.radial.new_empty(len(src), 0) if self.scalars is None else self.scalars
@@ -115,7 +125,7 @@ def edges_of(
     """Returns the edges of a graph with edata `rel_pos`, and `edge_feats` whose degree 0 ends with the radial input."""
     check(graph)
     scalars = edge_feats["0"].flatten(1)
-    return Edges(graph, scalars[:, :-1], scalars[:, -1], edge_feats, max_degree, dtype, negated, basis)
+    return Edges(graph, scalars[:, :-1], lambda: scalars[:, -1], edge_feats, max_degree, dtype, negated, basis)
 
 
 def relative_positions(graph: Any) -> Tensor:

@@ -3,19 +3,22 @@
 Differences of their copies of NVIDIA's package are arguments: `layout`, and those that one of them added.
 """
 
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from src.dropin.graphs import Graph
 from src.dropin.model.edges import ByName, Edges, check_device, relative_positions
-from src.dropin.model.fiber import Fiber
+from src.dropin.model.fiber import Fiber, plain
 from src.dropin.model.layers.attention import AttentionBlockSE3
 from src.dropin.model.layers.convolution import ConvSE3, ConvSE3FuseLevel
 from src.dropin.model.layers.linear import LinearSE3
 from src.dropin.model.layers.norm import NormSE3
 from src.dropin.model.layers.pooling import GPooling
 from src.errors import UserError
+from src.gpu import inference_graphs
 from src.models.se3_transformer.signs import NVIDIA_E3NN, negated_symbols
 
 FinalLayer = Literal["conv", "lin", "att"]
@@ -94,6 +97,7 @@ class SE3Transformer(nn.Module):
         self.return_type, self.pooling, self.populate_edge = return_type, pooling, populate_edge
         self.tensor_cores, self.low_memory, self.full_gradient = tensor_cores, low_memory, full_gradient
         self.max_degree = max(*fiber_in.degrees, *fiber_hidden.degrees, *fiber_out.degrees)
+        self.out_names = [str(degree) for degree in sorted(plain(fiber_out).degrees)]
         self.negated = negated_symbols(e3nn, self.max_degree)
         level = ConvSE3FuseLevel.FULL if tensor_cores and not low_memory else ConvSE3FuseLevel.PARTIAL
         last_level = ConvSE3FuseLevel.FULL
@@ -157,11 +161,42 @@ class SE3Transformer(nn.Module):
         for feature in node_feats.values():
             check_device(graph, feature)
         edges = self._edges(graph, edge_feats or {}, dtype, basis)
-        out = self.graph_modules(node_feats, edge_feats, graph=edges, basis=basis)
-        out = {name: feature.contiguous() for name, feature in out.items()}
+        fits = all(len(feature) == graph.num_nodes() for feature in node_feats.values())
+        if fits and edges.is_dense and inference_graphs.can_run(self, edges.rel_pos):
+            out = self._graphed(graph, edges, node_feats, edge_feats or {}, dtype)
+        else:
+            out = self._run(edges, node_feats, edge_feats)
         if self.pooling is not None:
             return self.pooling_module(out, graph=graph)
         return out if self.return_type is None else out[str(self.return_type)]
+
+    def _run(self, edges: Edges, node_feats: ByName, edge_feats: ByName | None) -> dict[str, Tensor]:
+        out = self.graph_modules(node_feats, edge_feats, graph=edges, basis=edges.basis)
+        return {name: feature.contiguous() for name, feature in out.items()}
+
+    def _graphed(
+        self, graph: Any, edges: Edges, node_feats: ByName, edge_feats: ByName, dtype: torch.dtype
+    ) -> dict[str, Tensor]:
+        """Runs as a CUDA graph: a network of few channels takes the host longer to launch than the GPU to run."""
+        names = [sorted(part) for part in (node_feats, edge_feats)]
+        rows, nodes = inference_graphs.rounded(graph.num_edges()), graph.num_nodes()
+
+        def function(tensors: list[Tensor]) -> list[Tensor]:
+            src, dst, rel_pos, *others = tensors
+            padded = Graph(src, dst, nodes)  # with edges of a node after the last one, which none reads
+            padded.edata["rel_pos"] = rel_pos
+            of_nodes = dict(zip(names[0], others, strict=False))
+            of_edges = dict(zip(names[1], others[len(names[0]) :], strict=True))
+            out = self._run(self._edges(padded, of_edges, dtype, None), of_nodes, of_edges)
+            return [out[name] for name in self.out_names]
+
+        ends = [inference_graphs.Input(end, rows, nodes) for end in graph.edges()]
+        of_nodes = [inference_graphs.Input(node_feats[name], nodes) for name in names[0]]
+        of_edges = [inference_graphs.Input(edge_feats[name], rows) for name in names[1]]
+        rel_pos = inference_graphs.Input(relative_positions(graph), rows)
+        key = nodes, tuple(map(tuple, names)), dtype
+        out = inference_graphs.run(self, function, [*ends, rel_pos, *of_nodes, *of_edges], key)
+        return dict(zip(self.out_names, out, strict=True))
 
     def _edges(self, graph: Any, edge_feats: ByName, dtype: torch.dtype, basis: ByName | None) -> Edges:
         """Returns the graph's edges with their features and radial inputs."""
@@ -169,19 +204,21 @@ class SE3Transformer(nn.Module):
         shapes = {int(degree): tuple(x.shape[1:]) for degree, x in edge_feats.items() if x.numel() or x.shape[1]}
         if shapes != wanted:
             raise UserError(f"edge_feats have shapes {shapes} by degree; fiber_edge={self.fiber_edge} needs {wanted}")
-        r = relative_positions(graph).to(dtype).norm(dim=1)
-        if self.populate_edge == "arcsin":
-            r = torch.arcsinh(r.clamp_min(4.0) - 4.0) / 3.0
-        elif self.populate_edge == "log":
-            r = torch.log(1 + r)
-        elif self.populate_edge == "zero":
-            r = torch.zeros_like(r)
         for degree, feature in edge_feats.items():
-            if len(feature) != len(r):
-                raise UserError(f"edge_feats['{degree}'] is of {len(feature)} edges, the graph has {len(r)}")
+            if len(feature) != graph.num_edges():
+                raise UserError(f"edge_feats['{degree}'] is of {len(feature)} edges, the graph has {graph.num_edges()}")
         scalars = edge_feats["0"].flatten(1) if "0" in edge_feats else None
         arguments = self.max_degree, dtype, self.negated, basis, self.full_gradient
-        return Edges(graph, scalars, r, edge_feats, *arguments)
+        return Edges(graph, scalars, partial(self._radial, relative_positions(graph), dtype), edge_feats, *arguments)
+
+    def _radial(self, rel_pos: Tensor, dtype: torch.dtype) -> Tensor:
+        """Returns the radial input of each edge."""
+        r = rel_pos.to(dtype).norm(dim=1)
+        if self.populate_edge == "arcsin":
+            return torch.arcsinh(r.clamp_min(4.0) - 4.0) / 3.0
+        if self.populate_edge == "log":
+            return torch.log(1 + r)
+        return torch.zeros_like(r) if self.populate_edge == "zero" else r
 
 
 class SE3TransformerPooled(nn.Module):

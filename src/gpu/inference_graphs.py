@@ -1,0 +1,163 @@
+"""A function without gradients as CUDA graphs, for a module inside a prediction loop that we do not own.
+
+Many modules of one network are called in turn, so all share the memory that their graphs read and write.
+"""
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+
+from src.gpu.training_graphs import SETTING
+from src.gpu.triton_helpers import note
+
+MOST = 6  # captures of a module
+Function = Callable[[list[Tensor]], list[Tensor]]
+
+
+class Input(NamedTuple):
+    """A tensor of the function, as the first of `rows` rows; the others get the value `rest`, or any."""
+
+    tensor: Tensor
+    rows: int
+    rest: int | None = None
+
+
+@dataclass(frozen=True)
+class Capture:
+    graph: torch.cuda.CUDAGraph
+    inputs: list[Tensor]
+    outputs: list[Tensor]
+
+
+class Graphs:
+    """The captures of a module, and how often each key was called."""
+
+    def __init__(self) -> None:
+        self.captures: dict[Hashable, Capture] = {}
+        self.calls: Counter[Hashable] = Counter()
+        self.failed = False
+
+
+_of_module: WeakKeyDictionary[nn.Module, Graphs] = WeakKeyDictionary()
+_buffers: WeakValueDictionary[Hashable, Tensor] = WeakValueDictionary()  # which captures keep
+_pools: dict[tuple[torch.device, int], Any] = {}
+
+
+def can_run(module: nn.Module, tensor: Tensor) -> bool:
+    """Returns whether a call may be a graph: on a GPU, without gradients, outside compilation and other captures."""
+    return (
+        tensor.is_cuda
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and not torch.cuda.is_current_stream_capturing()
+        and getattr(module, SETTING, True)
+        and not any(is_hooked(part) for part in parts(module))
+    )
+
+
+def parts(module: nn.Module) -> list[nn.Module]:
+    """Returns the module and those inside; `modules()` takes longer, which a short call feels."""
+    found, left = [], [module]
+    while left:
+        found.append(left.pop())
+        left += [child for child in found[-1]._modules.values() if child is not None]
+    return found
+
+
+def is_hooked(module: nn.Module) -> bool:
+    state = module.__dict__
+    return bool(state["_forward_hooks"] or state["_forward_pre_hooks"] or "forward" in state)
+
+
+def rounded(rows: int) -> int:
+    """Returns a number of rows that is up to 1/8 larger and that fewer sizes of data have."""
+    step = 1 << max(0, rows.bit_length() - 4)
+    return -(-rows // step) * step
+
+
+def run(module: nn.Module, function: Function, inputs: Sequence[Input], key: Hashable) -> list[Tensor]:
+    """Returns the function's tensors, from the second call of a key on by a graph.
+
+    The function must not wait for the device, and reads nothing that changes but the inputs and the module's parameters
+    and buffers, whose addresses are part of the key. `key` has what else it depends on.
+    """
+    graphs = _of_module.setdefault(module, Graphs())
+    device, stream = inputs[0].tensor.device, torch.cuda.current_stream(inputs[0].tensor.device)
+    shapes = tuple((part.rows, part.tensor.shape[1:], part.tensor.dtype) for part in inputs)
+    modes = torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    whole = key, shapes, modes, stream.cuda_stream, addresses(module)
+    static = [buffer(part, (device, stream.cuda_stream, number)) for number, part in enumerate(inputs)]
+    for dtype in {part.tensor.dtype for part in inputs}:
+        pairs = [(target, part.tensor) for part, target in zip(inputs, static, strict=True) if target.dtype == dtype]
+        targets, sources = [target[: len(source)] for target, source in pairs], [source for _, source in pairs]
+        torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]
+    for part, target in zip(inputs, static, strict=True):
+        if part.rest is not None and len(part.tensor) < part.rows:
+            target[len(part.tensor) :].fill_(part.rest)
+    if whole not in graphs.captures:
+        graphs.calls[whole] += 1
+        if graphs.failed or graphs.calls[whole] == 1 or len(graphs.captures) == MOST:
+            return function(static)
+        try:
+            graphs.captures[whole] = capture(function, static, (device, stream.cuda_stream))
+        except RuntimeError as error:
+            graphs.failed = True
+            note(f"{type(module).__name__} runs without CUDA graphs: {str(error).splitlines()[0]}")
+            return function(static)
+    made = graphs.captures[whole]
+    made.graph.replay()
+    return [output.clone() for output in made.outputs]
+
+
+def addresses(module: nn.Module) -> tuple[int, ...]:
+    """Returns where the parameters and buffers are: those changed in place are seen by a graph, others are not."""
+    tensors = [x for part in parts(module) for x in (*part._parameters.values(), *part._buffers.values())]
+    return tuple(tensor.data_ptr() for tensor in tensors if tensor is not None)
+
+
+@torch.inference_mode(False)
+def buffer(part: Input, place: Hashable) -> Tensor:
+    """Returns the memory that captures read an input from, which calls of other modules share."""
+    key = place, part.rows, part.tensor.shape[1:], part.tensor.dtype
+    found = _buffers.get(key)
+    if found is None:
+        found = _buffers[key] = part.tensor.new_zeros(part.rows, *part.tensor.shape[1:])
+    return found
+
+
+def capture(function: Function, static: list[Tensor], place: tuple[torch.device, int]) -> Capture:
+    """Records a call without running it."""
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(place[0])
+    if place not in _pools:
+        _pools[place] = torch.cuda.graph_pool_handle()
+    cast = torch.is_autocast_enabled("cuda")
+    torch.cuda.synchronize(place[0])
+    # `torch.cuda.graph` would collect garbage and empty the allocator's cache first, 0.1 s for each of many modules.
+    collects = gc.isenabled()
+    gc.disable()  # what it frees may wait for the device
+    try:
+        # A weight that autocast keeps would outlive its memory in the pool.
+        with (
+            torch.cuda.stream(stream),
+            torch.autocast("cuda", torch.get_autocast_dtype("cuda"), cast, cache_enabled=False),
+        ):
+            # Other threads, such as a loader's that pins memory, may use the device meanwhile.
+            graph.capture_begin(pool=_pools[place], capture_error_mode="thread_local")
+            try:
+                outputs = function(static)
+            except BaseException:
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+    finally:
+        if collects:
+            gc.enable()
+    return Capture(graph, static, outputs)
