@@ -19,6 +19,7 @@ from src.dropin.model.layers.norm import NormSE3
 from src.dropin.model.layers.pooling import GPooling
 from src.errors import UserError
 from src.gpu import inference_graphs
+from src.gpu.training_graphs import uncompiled
 from src.models.se3_transformer.signs import NVIDIA_E3NN, negated_symbols
 
 FinalLayer = Literal["conv", "lin", "att"]
@@ -146,6 +147,7 @@ class SE3Transformer(nn.Module):
             assert return_type is not None
             self.pooling_module = GPooling(return_type, pooling)
 
+    @uncompiled
     def forward(
         self, graph: Any, node_feats: ByName, edge_feats: ByName | None = None, basis: ByName | None = None
     ) -> Any:

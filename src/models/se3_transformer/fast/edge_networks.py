@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from src.gpu.triton_helpers import float32_precision, launch, power_of_2
+from src.gpu.triton_helpers import float32_precision, launch, power_of_2, reads_registers
 from src.models.se3_transformer.fast import edge_networks_triton as kernels
 
 EDGES = 64  # per tile
@@ -49,7 +49,7 @@ class EdgeNetworks(torch.autograd.Function):
         launch(
             kernels.networks_backward, (programs, ctx.count), scalars, lengths, packed, grads[0].contiguous(),
             grad_scalars, grad_lengths, shares, edges, blocks, ctx.eps or 0.0, PADDED=max(16, power_of_2(width)),
-            WANTS_INPUTS=wants_inputs, **constants(ctx, scalars), num_warps=4,
+            WANTS_INPUTS=wants_inputs, SETTLE=reads_registers(packed), **constants(ctx, scalars), num_warps=4,
         )  # fmt: skip
         inputs = (grad_scalars.sum(0), grad_lengths.sum(0)) if wants_inputs else (None, None)
         return *inputs, shares.sum(0), None, None, None, None

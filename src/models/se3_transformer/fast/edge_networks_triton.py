@@ -9,6 +9,7 @@ norm's weight and bias. Arithmetic is float32 or three TF32 products.
 import triton
 import triton.language as tl
 
+from src.gpu.wgmma_triton import settle
 from src.models.se3_transformer.fast.radial_triton import _norm_backward, _normalised
 
 
@@ -60,7 +61,7 @@ def networks(
 def networks_backward(
     scalars, lengths, parameters, grad, grad_scalars, grad_lengths, shares, edges, blocks, eps,
     SCALARS: tl.constexpr, PADDED: tl.constexpr, MID: tl.constexpr, NORM: tl.constexpr, BE: tl.constexpr,
-    STEP: tl.constexpr, WANTS_INPUTS: tl.constexpr, PRECISION: tl.constexpr,
+    STEP: tl.constexpr, WANTS_INPUTS: tl.constexpr, PRECISION: tl.constexpr, SETTLE: tl.constexpr,
 ):  # fmt: skip
     """Each program's partial gradients of a network's parameters, over `blocks` times BE edges.
 
@@ -124,6 +125,7 @@ def networks_backward(
                 grad_x = tl.dot(g, w1, input_precision=PRECISION)
                 tl.store(grad_scalars + of_group[:, None] * SCALARS + s[None, :], grad_x, mask=mask)
             tl.store(grad_lengths + of_group, tl.sum(g * w_length[None, :], 1), mask=is_row)
+        settle(SETTLE)
     share = shares + (tl.program_id(0) * tl.num_programs(1) + group).to(tl.int64) * count
     if SCALARS > 0:
         tl.store(share + mid[:, None] * (SCALARS + 1) + s[None, :], grad_w1, mask=is_s[None, :])

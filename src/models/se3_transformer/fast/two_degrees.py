@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from src.gpu.triton_helpers import float32_precision, launch, power_of_2
+from src.gpu.triton_helpers import float32_precision, launch, power_of_2, reads_registers
 from src.models.se3_transformer.basis import Pair, num_frequencies
 from src.models.se3_transformer.fast import two_degrees_triton as kernels
 from src.models.se3_transformer.fast.dense import PAIRS, DenseEdges, DensePlan
@@ -65,7 +65,8 @@ class Messages(torch.autograd.Function):
         launch(
             kernels.messages, (max(1, edges.nodes * split), jobs), hidden, edges.rel_pos, order, ptr, *t, *columns,
             out, edges.nodes, len(out), plan.stride, *plan.factors, **plan.constants, JOBS0=jobs0, SPLIT=split,
-            BE=EDGES["messages"], BO=size, MID=hidden.shape[2], PRECISION=float32_precision(hidden.dtype), num_warps=4,
+            BE=EDGES["messages"], BO=size, MID=hidden.shape[2], PRECISION=float32_precision(hidden.dtype),
+            num_warps=warps(size),
         )  # fmt: skip
         return out
 
@@ -77,12 +78,12 @@ class Messages(torch.autograd.Function):
         order, ptr = edges.by_source
         count, size, split = len(edges.src), tile(plan), splits(edges, EDGES["hidden"])
         columns = [on(columns, hidden.device) for columns in plan.columns]
-        shared = {"BO": size, "MID": hidden.shape[2], "PRECISION": float32_precision(hidden.dtype), "num_warps": 4}
+        shared = {"MID": hidden.shape[2], "PRECISION": float32_precision(hidden.dtype)}
         grad_hidden = torch.empty_like(hidden)
         launch(
             kernels.messages_backward_hidden, (max(1, edges.nodes * split), len(hidden)), edges.rel_pos, order, ptr, *t,
             *columns, grad, grad_hidden, edges.nodes, count, plan.stride, *plan.factors, **plan.constants, SPLIT=split,
-            BE=EDGES["hidden"], **shared,
+            BE=EDGES["hidden"], BO=CHANNELS, SETTLE=reads_registers(hidden), **shared, num_warps=4,
         )  # fmt: skip
         grad_tables: list[Tensor | None] = []
         begin = 0
@@ -97,10 +98,14 @@ class Messages(torch.autograd.Function):
                 kernels.messages_backward_terms, (max(1, edges.nodes), -(-outputs // size), 2 * pair[0] + 1), hidden,
                 edges.rel_pos, order, ptr, columns[pair[1]], grad, grad_t, edges.nodes, count, plan.stride,
                 *[*factors, 0.0, 0.0][:3], FROM=pair[0], TO=pair[1], GROUP=plan.group_of[pair], OUT=outputs,
-                BE=EDGES["terms"], **shared,
+                BE=EDGES["terms"], BO=size, **shared, num_warps=warps(size),
             )  # fmt: skip
             grad_tables.append(grad_t)
         return grad_hidden, None, None, *grad_tables
+
+
+def warps(size: int) -> int:
+    return 4 if size == CHANNELS else 8
 
 
 def splits(edges: DenseEdges, size: int) -> int:

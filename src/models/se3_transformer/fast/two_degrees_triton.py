@@ -10,6 +10,8 @@ Edges of a source are `order[ptr[node] : ptr[node + 1]]`. `columns0[o]` and `col
 import triton
 import triton.language as tl
 
+from src.gpu.wgmma_triton import settle
+
 
 @triton.jit
 def _direction(rel_pos, edge, is_edge):
@@ -174,7 +176,7 @@ def messages_backward_hidden(
     rel_pos, order, ptr, t00, t10, t01, t11, columns0, columns1, grad, grad_hidden, nodes, edges, stride,
     c00, c10, c01, c0, c1, c2, G00: tl.constexpr, G10: tl.constexpr, G01: tl.constexpr, G11: tl.constexpr,
     OUT0: tl.constexpr, OUT1: tl.constexpr, SPLIT: tl.constexpr, BE: tl.constexpr, BO: tl.constexpr,
-    MID: tl.constexpr, PRECISION: tl.constexpr,
+    MID: tl.constexpr, PRECISION: tl.constexpr, SETTLE: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the hidden layers; a program has SPLIT programs' edges of a source and one radial network."""
     node = (tl.program_id(0) // SPLIT).to(tl.int64)
@@ -186,7 +188,7 @@ def messages_backward_hidden(
         x, y, z = _direction(rel_pos, edge, is_edge)
         acc = tl.zeros([BE, MID], tl.float32)
         if (group == G00) | (group == G10):
-            for at in tl.static_range(0, OUT0, BO):
+            for at in tl.range(0, OUT0, BO, num_stages=1):
                 o = at + tl.arange(0, BO)
                 is_o = o < OUT0
                 g = _gradient(grad, columns0, edge, is_edge, o, is_o, 0, stride, 1)
@@ -200,7 +202,7 @@ def messages_backward_hidden(
                         acc = tl.dot(part, t, acc, input_precision=PRECISION)
         if (group == G01) | (group == G11):
             square = x * x + y * y + z * z
-            for at in tl.static_range(0, OUT1, BO):
+            for at in tl.range(0, OUT1, BO, num_stages=1):
                 o = at + tl.arange(0, BO)
                 is_o = o < OUT1
                 gx = _gradient(grad, columns1, edge, is_edge, o, is_o, 0, stride, 3)
@@ -216,6 +218,7 @@ def messages_backward_hidden(
                             t = _term_transposed(t11, (f * nodes + node) * 3 + c, o, is_o, OUT1, MID)
                             part = _slope(gx, gy, gz, along, x, y, z, square, c0, c1, c2, f, c).to(t.dtype)
                             acc = tl.dot(part, t, acc, input_precision=PRECISION)
+        settle(SETTLE)
         target = grad_hidden + (group * edges + edge) * MID
         tl.store(target[:, None] + mid[None, :], acc.to(grad_hidden.dtype.element_ty), mask=is_edge[:, None])
 
