@@ -17,7 +17,7 @@ from torch import nn
 
 from src.errors import UserError
 from src.gpu import training_graphs
-from src.gpu.hooks import hooked
+from src.gpu.hooks import SETTING, hooked
 from src.gpu.replace import fast_class, name_of
 
 log = logging.getLogger(__name__)
@@ -98,9 +98,9 @@ def accelerate(model: Model, graphs: bool = True) -> Model:
         if module.__class__ is not fast:
             module.__class__ = fast
         if not graphs:
-            setattr(module, training_graphs.SETTING, False)
-        elif training_graphs.SETTING in vars(module):
-            delattr(module, training_graphs.SETTING)
+            setattr(module, SETTING, False)
+        elif SETTING in vars(module):
+            delattr(module, SETTING)
     for line in report.lines():
         log.info("accelerate: %s", line)
     return model
@@ -112,7 +112,7 @@ def restore(model: Model) -> Model:
         if (plain := plain_class(module)) is not None:
             module.__class__ = plain
             training_graphs.forget(module)
-            vars(module).pop(training_graphs.SETTING, None)
+            vars(module).pop(SETTING, None)
     return model
 
 

@@ -1,11 +1,15 @@
-"""Which modules' own forward must run: a fast module that computes what they would skips their hooks."""
+"""What fast modules ask about others: whose own forward must run, who may have CUDA graphs, what is not compiled."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+SETTING = "reprise_graphs"  # a module's attribute: whether it may have CUDA graphs
+F = TypeVar("F", bound=Callable[..., Any])
 QUIET = "output_capturing_hook"  # Hugging Face's, which do nothing unless outputs are asked for
 
 
@@ -66,3 +70,8 @@ def parts_of(module: nn.Module) -> Parts:
     if parts is None or not parts.is_of(module):
         parts = _of_module[module] = Parts(module)
     return parts
+
+
+def uncompiled(function: F) -> F:
+    """Returns the function as torch.compile leaves it: what decides about graphs and kernels is not traced."""
+    return torch.compiler.disable(function)  # type: ignore[return-value]

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from src.gpu.training_graphs import SETTING
+from src.gpu.hooks import SETTING
 from src.gpu.triton_helpers import note
 
 MOST = 6  # captures of a module

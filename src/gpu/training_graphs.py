@@ -15,13 +15,13 @@ from torch.autograd.function import once_differentiable
 
 from src.gpu.gradient_memory import GradientMemory
 from src.gpu.gradient_slots import offer, withdraw
+from src.gpu.hooks import SETTING
 
 WARMUP = 3  # calls of a key before its capture: kernels are compiled there
 MOST = 16  # captures of a module
 devices = {"cuda"}  # where functions are captured: tests add the CPU, and replace `record`
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 Tensors = Sequence[Tensor]
 Function = Callable[[Tensors, Tensors], Any]  # of inputs and parameters, to a tensor or a tuple of tensors
 Places = tuple[tuple[int, bool], ...]  # of each parameter, its address and whether it needs a gradient
@@ -219,7 +219,6 @@ def places_of(parameters: Tensors) -> Places:
 
 
 _of_module: WeakKeyDictionary[nn.Module, TrainingGraphs] = WeakKeyDictionary()
-SETTING = "reprise_graphs"  # a module's attribute: whether it may have graphs
 
 
 def graphs_of(module: nn.Module, like: Tensor) -> TrainingGraphs | None:
@@ -241,11 +240,6 @@ def run(
     graphs = graphs_of(module, inputs[0])
     pair = graphs.pair_of(function, inputs, parameters, places_of(parameters), key) if graphs else None
     return graphs.replay(pair, inputs, parameters) if graphs and pair else function(inputs, parameters)
-
-
-def uncompiled(function: F) -> F:
-    """Returns the function as torch.compile leaves it: what decides about graphs and kernels is not traced."""
-    return torch.compiler.disable(function)  # type: ignore[return-value]
 
 
 def forget(module: nn.Module) -> None:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 NAME = "se3-transformer"
 NEEDED = "torch", "e3nn", "jaxtyping"
-BY_NAME = [f"src/models/se3_transformer/fast/{name}.py" for name in ("contraction", "edges")]  # `kernels_for` imports
+KERNELS = "contraction", "edge_networks", "edges", "norm", "two_degrees"  # which `package` imports
+BY_NAME = [f"src/models/se3_transformer/fast/{name}.py" for name in KERNELS]
 WHEEL = "Wheel-Version: 1.0\nGenerator: reprise\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 SUMMARY = "NVIDIA's SE(3)-Transformer in plain torch, without DGL, for RFdiffusion and the RoseTTAFolds"
 

@@ -19,7 +19,7 @@ from src.dropin.model.layers.norm import NormSE3
 from src.dropin.model.layers.pooling import GPooling
 from src.errors import UserError
 from src.gpu import inference_graphs
-from src.gpu.training_graphs import uncompiled
+from src.gpu.hooks import uncompiled
 from src.models.se3_transformer.signs import NVIDIA_E3NN, negated_symbols
 
 FinalLayer = Literal["conv", "lin", "att"]

@@ -17,7 +17,7 @@ from transformers.models.distilbert import modeling_distilbert as plain
 
 from src.batches.tokens import PackedTokens, PaddedTokens, Tokens
 from src.gpu import training_graphs
-from src.gpu.hooks import Parts, parts_of
+from src.gpu.hooks import Parts, parts_of, uncompiled
 from src.gpu.triton_helpers import power_of_2, working_dtype
 from src.models.distilbert.fast import attention, rows
 from src.models.distilbert.fast.embedding import embed
@@ -56,7 +56,7 @@ class DistilBertForSequenceClassification(plain.DistilBertForSequenceClassificat
         finally:
             del encoder.first_only
 
-    @training_graphs.uncompiled
+    @uncompiled
     def graphed(
         self,
         input_ids: Tensor | None = None,
@@ -176,7 +176,7 @@ class DistilBertModel(plain.DistilBertModel):
             return False
         return parts_of(self).are_plain(self.training) if are_plain is None else are_plain
 
-    @training_graphs.uncompiled
+    @uncompiled
     def hidden_states(self, ids: Tensor, mask: Tensor | None, options: dict[str, Any]) -> Tensor | None:
         """Returns the last hidden states, with `first_only` of first tokens; None where the plain class must."""
         is_eager = vars(self).pop(EAGER, False)

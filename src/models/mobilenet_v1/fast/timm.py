@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from src.gpu import training_graphs
-from src.gpu.hooks import hooked
+from src.gpu.hooks import hooked, uncompiled
 from src.gpu.triton_helpers import can_take, working_dtype
 from src.models.mobilenet_v1.fast import body
 from src.models.mobilenet_v1.fast.body import ConvNorm
@@ -43,7 +43,7 @@ class EfficientNet(plain.EfficientNet):
             and not any(hooked(module) for name, module in self.named_modules() if name and name != "classifier")
         )
 
-    @training_graphs.uncompiled
+    @uncompiled
     def pooled(self, x: Tensor) -> Tensor | None:
         """Returns the pooled features; None where the plain class must compute them."""
         if not self.takes(x):

@@ -31,7 +31,7 @@ def _first_layer(
     return z, length
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["edges"])
 def networks(
     scalars, lengths, parameters, hidden, edges, eps, SCALARS: tl.constexpr, MID: tl.constexpr, NORM: tl.constexpr,
     BE: tl.constexpr, STEP: tl.constexpr, PRECISION: tl.constexpr,
@@ -57,7 +57,7 @@ def networks(
     tl.store(target, tl.maximum(z, 0.0).to(hidden.dtype.element_ty), mask=is_row[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["edges", "blocks"])
 def networks_backward(
     scalars, lengths, parameters, grad, grad_scalars, grad_lengths, shares, edges, blocks, eps,
     SCALARS: tl.constexpr, PADDED: tl.constexpr, MID: tl.constexpr, NORM: tl.constexpr, BE: tl.constexpr,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from src.batches.molecular_graphs import Graph
 from src.gpu import training_graphs
-from src.gpu.hooks import hooked
+from src.gpu.hooks import hooked, uncompiled
 from src.gpu.triton_helpers import working_dtype
 from src.models.se3_transformer.network import Features, SE3Transformer
 
@@ -35,7 +35,7 @@ class GraphedSE3Transformer(SE3Transformer):
             return super().forward(graph, node_features, edge_features)
         return self.graphed(graph, tensors)
 
-    @training_graphs.uncompiled
+    @uncompiled
     def graphed(self, graph: Graph, tensors: list[Tensor]) -> Tensor:
         names, parameters = zip(*self.named_parameters(), strict=True)
 

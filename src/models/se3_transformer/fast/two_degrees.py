@@ -64,7 +64,7 @@ class Messages(torch.autograd.Function):
         columns = [on(columns, hidden.device) for columns in plan.columns]
         launch(
             kernels.messages, (max(1, edges.nodes * split), jobs), hidden, edges.rel_pos, order, ptr, *t, *columns,
-            out, edges.nodes, len(out), plan.stride, *plan.factors, **plan.constants, JOBS0=jobs0, SPLIT=split,
+            out, edges.nodes, len(out), split, plan.stride, *plan.factors, **plan.constants, JOBS0=jobs0, 
             BE=EDGES["messages"], BO=size, MID=hidden.shape[2], PRECISION=float32_precision(hidden.dtype),
             num_warps=warps(size),
         )  # fmt: skip
@@ -82,7 +82,7 @@ class Messages(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         launch(
             kernels.messages_backward_hidden, (max(1, edges.nodes * split), len(hidden)), edges.rel_pos, order, ptr, *t,
-            *columns, grad, grad_hidden, edges.nodes, count, plan.stride, *plan.factors, **plan.constants, SPLIT=split,
+            *columns, grad, grad_hidden, edges.nodes, count, split, plan.stride, *plan.factors, **plan.constants, 
             BE=EDGES["hidden"], BO=CHANNELS, SETTLE=reads_registers(hidden), **shared, num_warps=4,
         )  # fmt: skip
         grad_tables: list[Tensor | None] = []

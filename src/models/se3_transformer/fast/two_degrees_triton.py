@@ -94,18 +94,18 @@ def _component(x, y, z, C: tl.constexpr):
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nodes", "edges", "split"])
 def messages(
-    hidden, rel_pos, order, ptr, t00, t10, t01, t11, columns0, columns1, out, nodes, edges, stride,
+    hidden, rel_pos, order, ptr, t00, t10, t01, t11, columns0, columns1, out, nodes, edges, split, stride,
     c00, c10, c01, c0, c1, c2, G00: tl.constexpr, G10: tl.constexpr, G01: tl.constexpr, G11: tl.constexpr,
-    OUT0: tl.constexpr, OUT1: tl.constexpr, JOBS0: tl.constexpr, SPLIT: tl.constexpr, BE: tl.constexpr,
+    OUT0: tl.constexpr, OUT1: tl.constexpr, JOBS0: tl.constexpr, BE: tl.constexpr,
     BO: tl.constexpr, MID: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Messages of a source's edges in `SPLIT` programs, BO channels of degree 0 or 1 in each. A group < 0: no pair."""
-    node = (tl.program_id(0) // SPLIT).to(tl.int64)
+    """Messages of a source's edges in `split` programs, BO channels of degree 0 or 1 in each. A group < 0: no pair."""
+    node = (tl.program_id(0) // split).to(tl.int64)
     job = tl.program_id(1)
     begin, end = tl.load(ptr + node), tl.load(ptr + node + 1)
-    for first in range(begin + (tl.program_id(0) % SPLIT) * BE, end, SPLIT * BE):
+    for first in range(begin + (tl.program_id(0) % split) * BE, end, split * BE):
         edge, is_edge = _edges_of(order, first + tl.arange(0, BE), end)
         x, y, z = _direction(rel_pos, edge, is_edge)
         target = out + edge * stride
@@ -171,19 +171,19 @@ def messages(
                 tl.store(target[:, None] + column[None, :], value, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nodes", "edges", "split"])
 def messages_backward_hidden(
-    rel_pos, order, ptr, t00, t10, t01, t11, columns0, columns1, grad, grad_hidden, nodes, edges, stride,
+    rel_pos, order, ptr, t00, t10, t01, t11, columns0, columns1, grad, grad_hidden, nodes, edges, split, stride,
     c00, c10, c01, c0, c1, c2, G00: tl.constexpr, G10: tl.constexpr, G01: tl.constexpr, G11: tl.constexpr,
-    OUT0: tl.constexpr, OUT1: tl.constexpr, SPLIT: tl.constexpr, BE: tl.constexpr, BO: tl.constexpr,
+    OUT0: tl.constexpr, OUT1: tl.constexpr, BE: tl.constexpr, BO: tl.constexpr,
     MID: tl.constexpr, PRECISION: tl.constexpr, SETTLE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the hidden layers; a program has SPLIT programs' edges of a source and one radial network."""
-    node = (tl.program_id(0) // SPLIT).to(tl.int64)
+    """Gradients of the hidden layers; a program has `split` programs' edges of a source and one radial network."""
+    node = (tl.program_id(0) // split).to(tl.int64)
     group = tl.program_id(1)
     begin, end = tl.load(ptr + node), tl.load(ptr + node + 1)
     mid = tl.arange(0, MID)
-    for first in range(begin + (tl.program_id(0) % SPLIT) * BE, end, SPLIT * BE):
+    for first in range(begin + (tl.program_id(0) % split) * BE, end, split * BE):
         edge, is_edge = _edges_of(order, first + tl.arange(0, BE), end)
         x, y, z = _direction(rel_pos, edge, is_edge)
         acc = tl.zeros([BE, MID], tl.float32)
@@ -223,7 +223,7 @@ def messages_backward_hidden(
         tl.store(target[:, None] + mid[None, :], acc.to(grad_hidden.dtype.element_ty), mask=is_edge[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nodes", "edges"])
 def messages_backward_terms(
     hidden, rel_pos, order, ptr, columns, grad, grad_t, nodes, edges, stride, c0, c1, c2,
     FROM: tl.constexpr, TO: tl.constexpr, GROUP: tl.constexpr, OUT: tl.constexpr, BE: tl.constexpr,
