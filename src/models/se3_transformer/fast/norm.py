@@ -29,7 +29,7 @@ class FastNormSE3(NormSE3):
 def supported(fiber: Fiber) -> bool:
     """Returns whether the features are one rectangle that fits one warp's tile."""
     channels = fiber.equal_channels
-    if fiber.degrees != tuple(range(len(fiber))) or channels is None:
+    if fiber.degrees != tuple(range(len(fiber))) or channels is None or len(fiber) > 5:
         return False
     return power_of_2(len(fiber) ** 2) * power_of_2(channels) <= MAX_TILE
 
