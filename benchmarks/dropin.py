@@ -8,7 +8,8 @@ network, one denoising step. Both sides have the same random weights and torch f
 adds the gradients of weights and features. Products are IEEE float32 unless `tf32` is given.
 
 Each case is a process of its own and prints a line of JSON: seconds of the first call, milliseconds of later ones (the
-median of rounds in which the sides take turns), peak memory, and the largest difference over the largest entry.
+median of rounds in which the sides take turns), peak memory of the first two calls, and the largest difference over the largest entry; of
+`module` also each side's from float64.
 """
 
 import json
@@ -55,7 +56,7 @@ def run(name: str, length: int, tf32: bool, backward: bool) -> dict[str, Any]:
     torch.backends.cudnn.allow_tf32 = tf32
     x = torch.randn(64, 64, device=DEVICE)
     torch.nn.functional.layer_norm(x @ x, (64,)).relu().cumsum(0)  # no side pays for the start of CUDA
-    both = rfdiffusion.both(length, DEVICE) if name == "module" else network_sides(name, length)
+    both, exact = (network_sides(name, length), None) if name != "module" else module_sides(length)
     sides = dict(zip(("ours", "theirs"), both, strict=True))
     result: dict[str, Any] = {"case": name, "length": length, "tf32": tf32, "backward": backward,
                               "gpu": torch.cuda.get_device_name() if DEVICE == "cuda" else DEVICE,
@@ -67,16 +68,21 @@ def run(name: str, length: int, tf32: bool, backward: bool) -> dict[str, Any]:
     with nullcontext() if backward else torch.inference_mode():
         for side, (call, weights) in sides.items():
             steps[side] = step_of(call, weights, backward)
+            before = memory(reset=True)
             for part in ("first_call_s", "second_call_s"):
                 wait()
                 begin = time.perf_counter()
                 outputs[side] = {key: x.detach().clone() for key, x in steps[side]().items()}
                 wait()
                 result[part][side] = round(time.perf_counter() - begin, 4)
+            result["peak_mib"][side] = round((memory() - before) / 2**20, 1)
         result["difference"] = difference(outputs["ours"], outputs["theirs"])
+        if exact is not None:
+            torch.set_default_dtype(torch.float64)
+            outputs["float64"] = exact()
+            torch.set_default_dtype(torch.float32)
+            result["error"] = {side: difference(outputs[side], outputs["float64"]) for side in sides}
         result["finite"] = all(bool(x.isfinite().all()) for x in outputs["theirs"].values())
-        for side, step in steps.items():
-            result["peak_mib"][side] = peak(step)
         rounds: dict[str, list[float]] = {side: [] for side in steps}
         for _ in range(ROUNDS):
             for side, step in steps.items():
@@ -106,6 +112,12 @@ def step_of(call: Step, weights: list[Tensor], backward: bool) -> Step:
         return {**out, **of_weights}
 
     return step
+
+
+def module_sides(length: int) -> tuple[list[tuple[Step, list[Tensor]]], Step]:
+    """Returns both sides of RFdiffusion's whole network, and what it gives in float64."""
+    *both, (exact, _) = rfdiffusion.sides(length, DEVICE)
+    return both, exact
 
 
 def network_sides(name: str, length: int) -> list[tuple[Step, list[Tensor]]]:
@@ -154,6 +166,7 @@ def ends(positions: Tensor, is_full: bool, neighbours: int) -> tuple[Tensor, Ten
 def difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, float]:
     """Returns the largest differences of outputs over their largest entries, and the largest of all gradients."""
     assert ours.keys() == theirs.keys()
+    ours = {name: x.to(theirs[name].dtype) for name, x in ours.items()}
     found: dict[str, float] = {}
     for name, value in theirs.items():
         relative = ((ours[name] - value).abs().amax() / value.abs().amax().clamp_min(1e-30)).item()
@@ -167,16 +180,13 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def peak(step: Callable[[], Any]) -> float:
-    """Returns the memory in MiB that a call needs more than was allocated before it."""
+def memory(reset: bool = False) -> int:
+    """Returns the most bytes allocated since the last reset; a graph's memory counts in the call that captures it."""
     if DEVICE == "cpu":
-        return 0.0
-    wait()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    step()
-    wait()
-    return round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
+        return 0
+    if reset:
+        torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.max_memory_allocated()
 
 
 def launches(step: Callable[[], Any]) -> int:

@@ -37,13 +37,14 @@ def chain(length: int) -> Tensor:
     return 3.0 * steps.cumsum(0)[:, None] + around
 
 
-def both(length: int, device: str = "cpu", **sizes: int) -> list[tuple[Step, list[Tensor]]]:
-    """Returns a denoising step of `length` residues with our package and with theirs, each with its weights.
+def sides(length: int, device: str = "cpu", **sizes: int) -> list[tuple[Step, list[Tensor]]]:
+    """Returns denoising steps of `length` residues: with our package, with theirs, and with ours in float64.
 
-    Both have the same weights. `sizes` replace those of MODULE.
+    Each comes with its weights, which are the same. `sizes` replace those of MODULE. The last one must be called with
+    torch's default dtype float64, which RFdiffusion's code makes tensors of; their package rounds its basis.
     """
     calls, weights = [], None
-    for theirs in (False, True):
+    for theirs in (False, True, False):
         with rfdiffusion(theirs) as modules:
             torch.manual_seed(0)
             network = modules.RoseTTAFoldModule(**{**MODULE, **sizes})
@@ -54,20 +55,21 @@ def both(length: int, device: str = "cpu", **sizes: int) -> list[tuple[Step, lis
                     parameter.data.normal_(0, 0.02, generator=generator)
             weights = network.state_dict()
         network.load_state_dict(weights, strict=True)
-        calls.append(step(network.to(device).eval(), length, device))
+        dtype = torch.float64 if len(calls) == 2 else torch.float32
+        calls.append(step(network.to(device, dtype).eval(), length, device, dtype))
     return calls
 
 
-def step(network: Any, length: int, device: str) -> tuple[Step, list[Tensor]]:
+def step(network: Any, length: int, device: str, dtype: torch.dtype) -> tuple[Step, list[Tensor]]:
     generator = torch.Generator().manual_seed(4)
 
     def noise(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device)
+        return torch.randn(shape, generator=generator).to(device, dtype)
 
-    places = torch.zeros(1, length, 27, 3, device=device)
-    places[0, :, :3] = chain(length).to(device)
+    places = torch.zeros(1, length, 27, 3, device=device, dtype=dtype)
+    places[0, :, :3] = chain(length).to(device, dtype)
     places[0, :, 3:] = torch.nan  # unknown side chains, which the network does not read
-    sequence = torch.zeros(1, length, 22, device=device)
+    sequence = torch.zeros(1, length, 22, device=device, dtype=dtype)
     sequence[..., 21] = 1
     inputs = (noise(1, 1, length, 48), noise(1, 1, length, 25), sequence, places)
     templates = {"t1d": noise(1, 1, length, 22), "t2d": noise(1, 1, length, length, 44),

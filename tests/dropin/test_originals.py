@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from tests.dropin import rfdiffusion
 from tests.dropin.cases import CASES, OURS, TABLE, Case, built, numbers, run
 from tests.dropin.originals import VARIABLE, Package, clone, original
 
@@ -63,3 +64,14 @@ def test_weights_load_strictly_both_ways(case: Case) -> None:
                 parameter.normal_()
     for source, target in (networks, networks[::-1]):
         target.load_state_dict(source.state_dict(), strict=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(clone("RFdiffusion") is None, reason=f"{VARIABLE} has no RFdiffusion")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # of RFdiffusion
+def test_rfdiffusion_as_a_whole() -> None:
+    (ours, _), (theirs, _), _ = rfdiffusion.sides(12, n_extra_block=1, n_main_block=2, n_ref_block=1)
+    with torch.no_grad():
+        expected, results = theirs(), ours()
+    for name, tensor in expected.items():
+        assert float((results[name] - tensor).abs().max()) < 1e-5 * max(float(tensor.abs().max()), 1.0), name
