@@ -8,8 +8,8 @@ network, one denoising step. Both sides have the same random weights and torch f
 adds the gradients of weights and features. Products are IEEE float32 unless `tf32` is given.
 
 Each case is a process of its own and prints a line of JSON: seconds of the first call, milliseconds of later ones (the
-median of rounds in which the sides take turns), peak memory of the first two calls, and the largest difference over the largest entry; of
-`module` also each side's from float64.
+median of rounds in which the sides take turns), peak memory of the first two calls, and the largest difference over the
+largest entry; of `module` also each side's from float64.
 """
 
 import json

@@ -78,6 +78,10 @@ class Edges:
         if not self.is_dense:
             return None
         src, dst = self.graph.edges()
+        if src.is_cuda and len(src):
+            lowest, highest = torch.stack([src, dst]).aminmax()
+            inside = (lowest >= -int(getattr(self.graph, "is_padded", False))) & (highest < self.num_nodes)
+            torch._assert_async(inside, "an edge joins a node that the graph has not")  # pyright: ignore
         scalars = self.radial.new_empty(len(src), 0) if self.scalars is None else self.scalars
         return DenseEdges(src, dst, self.num_nodes, self.rel_pos.contiguous(), scalars, self.radial)
 

@@ -185,14 +185,15 @@ class SE3Transformer(nn.Module):
 
         def function(tensors: list[Tensor]) -> list[Tensor]:
             src, dst, rel_pos, *others = tensors
-            padded = Graph(src, dst, nodes)  # with edges of a node after the last one, which none reads
+            padded = Graph(src, dst, nodes)
+            padded.is_padded = True
             padded.edata["rel_pos"] = rel_pos
             of_nodes = dict(zip(names[0], others, strict=False))
             of_edges = dict(zip(names[1], others[len(names[0]) :], strict=True))
             out = self._run(self._edges(padded, of_edges, dtype, None), of_nodes, of_edges)
             return [out[name] for name in self.out_names]
 
-        ends = [inference_graphs.Input(end, rows, nodes) for end in graph.edges()]
+        ends = [inference_graphs.Input(end, rows, -1) for end in graph.edges()]
         of_nodes = [inference_graphs.Input(node_feats[name], nodes) for name in names[0]]
         of_edges = [inference_graphs.Input(edge_feats[name], rows) for name in names[1]]
         rel_pos = inference_graphs.Input(relative_positions(graph), rows)

@@ -34,6 +34,7 @@ def terms(
     `weights` are the groups' `RadialGroup.weight`.
     """
     by_pair: dict[Pair, Tensor] = {}
+    rows_of = {degree: source.flatten(0, 1) for degree, source in features.items()}
     for group, weight in zip(plan.groups, weights, strict=True):
         begin = 0
         for pair in group.pairs():
@@ -41,7 +42,7 @@ def terms(
             matrix = weight[begin : begin + rows].view(num_frequencies(pair), group.inputs.channels(pair[0]), -1)
             begin += rows
             source = features[pair[0]]
-            product = source.flatten(0, 1) @ matrix.to(source.dtype)
+            product = rows_of[pair[0]] @ matrix.to(source.dtype)
             by_pair[pair] = product.view(len(matrix), *source.shape[:2], group.outputs.channels(pair[1]), -1)
     return [by_pair.get(pair) for pair in PAIRS]
 
