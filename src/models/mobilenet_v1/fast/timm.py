@@ -1,6 +1,7 @@
 """timm's MobileNetV1 by the kernels of `body`: its EfficientNet class, where all layers are those of a MobileNetV1."""
 
 from collections.abc import Iterator
+from weakref import WeakKeyDictionary
 
 import torch
 from timm.layers import BatchNormAct2d  # type: ignore[import-not-found]
@@ -10,12 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from src.gpu import training_graphs
-from src.gpu.hooks import hooked, uncompiled
+from src.gpu.hooks import Parts, hooked, parts_of, uncompiled
 from src.gpu.triton_helpers import can_take, working_dtype
 from src.models.mobilenet_v1.fast import body
 from src.models.mobilenet_v1.fast.body import ConvNorm
 
 CAPS: dict[type[nn.Module], float] = {nn.ReLU: 0.0, nn.ReLU6: 6.0}
+_layers: WeakKeyDictionary[Parts, tuple[list[ConvNorm], float]] = WeakKeyDictionary()
 
 
 class EfficientNet(plain.EfficientNet):
@@ -39,8 +41,15 @@ class EfficientNet(plain.EfficientNet):
         return (
             self.training
             and can_take("body", x, is_supported, weights=weights, images=x.dtype, gradient_of_images=x.requires_grad)
-            and all(module.training for module in self.modules())
-            and not any(hooked(module) for name, module in self.named_modules() if name and name != "classifier")
+            and (parts_of(self).are_plain(training=True) or self.is_plain_but_classifier())
+        )
+
+    def is_plain_but_classifier(self) -> bool:
+        """Returns whether the kernels skip nothing: the classifier is called, with its hooks."""
+        return all(
+            module.training and (name == "classifier" or not hooked(module))
+            for name, module in self.named_modules()
+            if name
         )
 
     @uncompiled
@@ -48,7 +57,7 @@ class EfficientNet(plain.EfficientNet):
         """Returns the pooled features; None where the plain class must compute them."""
         if not self.takes(x):
             return None
-        layers, cap = layers_of(self)
+        layers, cap = layers_of(self, parts_of(self))
         parameters = body.parameters_of(layers)
         statistics = tuple(layer.norm.running_mean.data_ptr() for layer in layers)  # type: ignore[union-attr]
 
@@ -104,8 +113,14 @@ def of_layer(
         yield prefix + norm_name, "expected BatchNorm with weight, bias and running averages of a fixed momentum"
 
 
-def layers_of(model: plain.EfficientNet) -> tuple[list[ConvNorm], float]:
-    """Returns the layers in order, and where their ReLUs end (0: nowhere)."""
+def layers_of(model: plain.EfficientNet, parts: Parts) -> tuple[list[ConvNorm], float]:
+    """Returns the layers in order, and where their ReLUs end (0: nowhere); listed once for the same modules."""
+    if parts not in _layers:
+        _layers[parts] = listed(model)
+    return _layers[parts]
+
+
+def listed(model: plain.EfficientNet) -> tuple[list[ConvNorm], float]:
     layers = [ConvNorm(model.conv_stem, model.bn1, False)]
     for block in (block for stage in model.blocks for block in stage):
         layers += [ConvNorm(block.conv_dw, block.bn1, True), ConvNorm(block.conv_pw, block.bn2, False)]
