@@ -60,7 +60,7 @@ class TrainingGraphs:
     """
 
     def __init__(self) -> None:
-        self.pairs: dict[Hashable, Pair] = {}
+        self.pairs: dict[Hashable, Pair | None] = {}  # None where the device has no room for them
         self.calls: Counter[Hashable] = Counter()
         self.memories: dict[Places, GradientMemory] = {}
         self.static: dict[Hashable, Any] = {}  # memory of the module's that its graphs read
@@ -86,13 +86,15 @@ class TrainingGraphs:
         modes = torch.get_float32_matmul_precision(), autocast
         # Replays read and write the addresses of the capture.
         key = (key, places, shapes, modes)
-        pair = self.pairs.get(key)
-        if pair is None:
+        if key not in self.pairs:
             self.calls[key] += 1
             if self.calls[key] <= WARMUP or len(self.pairs) == MOST or not any(needs for _, needs in places):
                 return None
-            pair = self.pairs[key] = self.capture(function, inputs, parameters, places, static)
-        return pair
+            try:
+                self.pairs[key] = self.capture(function, inputs, parameters, places, static)
+            except torch.OutOfMemoryError:  # other memory cannot be reused in the graphs' pool
+                self.pairs[key] = None
+        return self.pairs[key]
 
     def kept(self, key: Hashable, make: Callable[[], T]) -> T:
         """Returns memory of the module's, made at first use and kept."""

@@ -52,6 +52,7 @@ def graphs_of(module: nn.Module) -> training_graphs.TrainingGraphs:
 
 def memory_of(module: nn.Module) -> GradientMemory:
     (pair,) = graphs_of(module).pairs.values()
+    assert pair is not None
     return pair.memory
 
 
@@ -167,3 +168,19 @@ def test_parts_are_listed_again_after_one_was_replaced() -> None:
     assert [*map(id, parts_of(module).parameters(module))] == [*map(id, module.parameters())]
     module[1][1].register_forward_hook(lambda *_: None)  # type: ignore[index]
     assert not parts_of(module).are_plain(training=True)
+
+
+def test_without_room_for_graphs_it_runs_eagerly(rerun_graphs: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    tries = []
+
+    def record(*_: object) -> None:
+        tries.append(1)
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(training_graphs, "record", record)
+    module = Product()
+    for seed in range(6):
+        module.zero_grad()
+        module(batch(seed))[0].backward()
+        torch.testing.assert_close(gradients(module), wanted([seed], module))
+    assert graphs_of(module).replays == 0 and len(tries) == 1

@@ -30,7 +30,7 @@ IGNORED = ("return_dict", "num_items_in_batch")  # arguments that change nothing
 SHORTEST = 64  # bound of short sentences' lengths: one for all, for few graphs
 EAGER = "reprise_eager"  # an encoder's attribute in one call: the model around it warms up for graphs
 HEAD = 4  # parameters of a classifier after its encoder's
-GRAPHED = 16384  # most tokens of a batch that CUDA graphs are kept for: with more, kernels are longer than launches
+GRAPHED = 65536  # most tokens of a batch that CUDA graphs are kept for
 EMBEDDINGS = {"word_embeddings": nn.Embedding, "position_embeddings": nn.Embedding, "LayerNorm": nn.LayerNorm,
               "dropout": nn.Dropout}  # fmt: skip
 BLOCK = {**{f"attention.{name}_lin": nn.Linear for name in ("q", "k", "v", "out")}, "attention.dropout": nn.Dropout,
