@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from typing import NamedTuple
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ class Input(NamedTuple):
     rest: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Capture:
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]
@@ -47,7 +47,7 @@ class Graphs:
 
 _of_module: WeakKeyDictionary[nn.Module, Graphs] = WeakKeyDictionary()
 _buffers: WeakValueDictionary[Hashable, Tensor] = WeakValueDictionary()  # which captures keep
-_pools: dict[tuple[torch.device, int], Any] = {}
+_living: dict[tuple[torch.device, int], WeakSet[Capture]] = {}  # captures that share a pool of memory
 
 
 def can_run(module: nn.Module, tensor: Tensor) -> bool:
@@ -135,8 +135,9 @@ def buffer(part: Input, place: Hashable) -> Tensor:
 def capture(function: Function, static: list[Tensor], place: tuple[torch.device, int]) -> Capture:
     """Records a call without running it."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(place[0])
-    if place not in _pools:
-        _pools[place] = torch.cuda.graph_pool_handle()
+    living = _living.setdefault(place, WeakSet())
+    one = next(iter(living), None)
+    pool = one.graph.pool() if one else torch.cuda.graph_pool_handle()  # that of captures which are gone is refused
     cast = torch.is_autocast_enabled("cuda")
     torch.cuda.synchronize(place[0])
     # `torch.cuda.graph` would collect garbage and empty the allocator's cache first, 0.1 s for each of many modules.
@@ -149,7 +150,7 @@ def capture(function: Function, static: list[Tensor], place: tuple[torch.device,
             torch.autocast("cuda", torch.get_autocast_dtype("cuda"), cast, cache_enabled=False),
         ):
             # Other threads, such as a loader's that pins memory, may use the device meanwhile.
-            graph.capture_begin(pool=_pools[place], capture_error_mode="thread_local")
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 outputs = function(static)
             except BaseException:
@@ -160,4 +161,6 @@ def capture(function: Function, static: list[Tensor], place: tuple[torch.device,
     finally:
         if collects:
             gc.enable()
-    return Capture(graph, static, outputs)
+    made = Capture(graph, static, outputs)
+    living.add(made)
+    return made

@@ -94,6 +94,8 @@ class TrainingGraphs:
                 self.pairs[key] = self.capture(function, inputs, parameters, places, static)
             except torch.OutOfMemoryError:  # other memory cannot be reused in the graphs' pool
                 self.pairs[key] = None
+                if not any(self.pairs.values()):
+                    self.pool = None  # that of graphs which are gone is refused
         return self.pairs[key]
 
     def kept(self, key: Hashable, make: Callable[[], T]) -> T:

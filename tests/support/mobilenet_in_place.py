@@ -60,6 +60,10 @@ def normalised(z: Tensor, norm: Tensor) -> Tensor:
     return z.double() * norm[2].double() + norm[3].double()
 
 
+def relu(x: Tensor, cap: float) -> Tensor:
+    return x.clamp(0, cap) if cap else x.relu()
+
+
 def slopes_of(g: Tensor, out: Tensor, slopes: Tensor) -> Tensor:
     p, q, r = slopes.double()
     return p * g.double() + q * out.double() + r
@@ -105,40 +109,51 @@ def stem_backward_weight(
     yield "weight", taps(gradient), expected, expected
 
 
-def depthwise_forward(outputs: Any, z: Tensor, norm: Tensor, weight: Tensor, stride: int) -> Pairs:
-    a = channels_first(normalised(z, norm).relu())
+def depthwise_forward(outputs: Any, z: Tensor, norm: Tensor, weight: Tensor, stride: int, cap: float) -> Pairs:
+    a = channels_first(relu(normalised(z, norm), cap))
     expected = channels_last(F.conv2d(a, taps(weight), stride=stride, padding=1, groups=len(weight)))
     yield "output", outputs[0], expected, expected
     yield from statistics(outputs[0], outputs[1].values)
 
 
 def depthwise_backward(
-    outputs: Any, g: Tensor, out: Tensor, slopes: Tensor, weight: Tensor, z: Tensor, norm: Tensor, stride: int
+    outputs: Any,
+    g: Tensor,
+    out: Tensor,
+    slopes: Tensor,
+    weight: Tensor,
+    z: Tensor,
+    norm: Tensor,
+    stride: int,
+    cap: float,
 ) -> Pairs:
     before, filters = channels_first(normalised(z, norm)).requires_grad_(), taps(weight).requires_grad_()
-    made = F.conv2d(before.relu(), filters, stride=stride, padding=1, groups=len(weight))
+    made = F.conv2d(relu(before, cap), filters, stride=stride, padding=1, groups=len(weight))
     of_input, of_weight = torch.autograd.grad(made, (before, filters), channels_first(slopes_of(g, out, slopes)))
     yield "gradient", outputs[0], channels_last(of_input), of_input
     yield from sums(outputs[0], z, norm, outputs[1].values)
     yield "weight", taps(outputs[2]), of_weight, of_weight
 
 
-def pointwise_forward(outputs: Any, z: Tensor, norm: Tensor, weight: Tensor) -> Pairs:
-    expected = normalised(z, norm).relu() @ weight.double().T
+def pointwise_forward(outputs: Any, z: Tensor, norm: Tensor, weight: Tensor, cap: float) -> Pairs:
+    expected = relu(normalised(z, norm), cap) @ weight.double().T
     yield "output", outputs[0], expected, expected
     yield from statistics(outputs[0], outputs[1].values)
 
 
 def pointwise_backward(
-    outputs: Any, g: Tensor, out: Tensor, slopes: Tensor, weight: Tensor, z: Tensor, norm: Tensor
+    outputs: Any, g: Tensor, out: Tensor, slopes: Tensor, weight: Tensor, z: Tensor, norm: Tensor, cap: float
 ) -> Pairs:
-    expected = (slopes_of(g, out, slopes) @ weight.double()) * (normalised(z, norm) > 0)
+    before = normalised(z, norm)
+    expected = (slopes_of(g, out, slopes) @ weight.double()) * ((before > 0) & (before < (cap or torch.inf)))
     yield "gradient", outputs[0], expected, expected
     yield from sums(outputs[0], z, norm, outputs[1].values)
 
 
-def pointwise_backward_weight(gradient: Any, g: Tensor, out: Tensor, slopes: Tensor, z: Tensor, norm: Tensor) -> Pairs:
-    expected = slopes_of(g, out, slopes).flatten(0, 2).T @ normalised(z, norm).relu().flatten(0, 2)
+def pointwise_backward_weight(
+    gradient: Any, g: Tensor, out: Tensor, slopes: Tensor, z: Tensor, norm: Tensor, cap: float
+) -> Pairs:
+    expected = slopes_of(g, out, slopes).flatten(0, 2).T @ relu(normalised(z, norm), cap).flatten(0, 2)
     yield "weight", gradient, expected, expected
 
 

@@ -14,6 +14,7 @@ from src.models.mobilenet_v1.fast.body import launches_of
 from src.models.mobilenet_v1.fast.tiles import strips_of, tile_of
 from src.models.mobilenet_v1.network import ConvNormReLU, Depthwise, MobileNetV1, Pointwise
 from tests.support.kernel_differences import random
+from tests.support.mobilenet_in_place import checked_kernels
 from tests.support.mobilenet_kernels import Shape, layers, network, plain_features
 
 fused: Any = fast
@@ -54,6 +55,17 @@ def test_a_layer_agrees_with_float64(shape: Shape, kinds: str, width: int, dtype
 def test_a_layer_with_active_relus_agrees_with_float64(shape: Shape, kinds: str, width: int) -> None:
     errors = layers(fused, shape, kinds, width, torch.float32)
     assert errors.largest < 2e-5, errors.above(2e-5)
+
+
+@pytest.mark.parametrize("cap", [1.0, pytest.param(0.0, marks=pytest.mark.slow)])
+def test_each_kernel_of_some_layers_agrees_with_float64(cap: float) -> None:
+    """As test_gpu.py checks those of whole networks."""
+    torch.manual_seed(0)
+    layers = MobileNetV1(num_classes=6, width_multiplier=0.25).layers()[:5]
+    with checked_kernels(fused) as errors:
+        images = torch.randn(2, 3, 12, 12).to(memory_format=torch.channels_last)
+        fused.body.apply_body(images, layers, torch.float32, cap).square().sum().backward()
+    assert len(errors) == 18 and max(errors.values()) < 2e-6, errors
 
 
 @pytest.mark.parametrize("kinds", ["1", "2", pytest.param("p1p", marks=pytest.mark.slow)])

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from src.gpu.products import transposed
-from src.gpu.triton_helpers import float32_precision, launch, power_of_2, reads_registers
+from src.gpu.triton_helpers import launch, power_of_2, precision, reads_registers
 from src.models.se3_transformer.fast import contraction_triton as kernels
 from src.models.se3_transformer.fast.plan import Plan
 
@@ -191,7 +191,7 @@ class Contraction(torch.autograd.Function):
         launch(kernels.contract, (-(-edges // tiles.edges), len(jobs.rows)), 
             h, x, w, out, jobs.rows, jobs.kinds, edges, x.shape[1], out.shape[1],
             MID=h.shape[1], BE=tiles.edges, IB=tiles.inputs, EVEN=even(plan, tiles.inputs), ALIGNED=aligned(plan),
-            PRECISION=float32_precision(x.dtype), SETTLE=reads_registers(x), **jobs.constants,
+            PRECISION=precision(x.dtype), SETTLE=reads_registers(x), **jobs.constants,
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
         return out
@@ -221,7 +221,7 @@ def backward_data(h: Tensor, x: Tensor, w: Tensor, g: Tensor, plan: Plan) -> tup
     launch(kernels.contract_backward_data, (-(-edges // tiles.edges), len(jobs.rows)), 
         h, x, w, g, partials, grad_columns, jobs.rows, jobs.kinds, edges, x.shape[1], g.shape[1],
         MID=h.shape[1], BE=tiles.edges, IB=tiles.inputs, EVEN=even(plan, tiles.inputs), ALIGNED=aligned(plan),
-        TRANSPOSED=swapped, PRECISION=float32_precision(x.dtype), **jobs.constants,
+        TRANSPOSED=swapped, PRECISION=precision(x.dtype), **jobs.constants,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return partials.sum(0), grad_columns
@@ -238,7 +238,7 @@ def backward_weight(h: Tensor, x: Tensor, g: Tensor, plan: Plan, size: int) -> T
     launch(
         kernels.contract_backward_weight, (len(jobs.rows), SPLITS), h, x, g, partials, jobs.rows, jobs.kinds, length,
         size, -(-blocks // SPLITS), MID=mid, BE=tiles.edges, IB=tiles.inputs, EVEN=even(plan, tiles.inputs),
-        PRECISION=float32_precision(x.dtype), SETTLE=reads_registers(x), **jobs.constants,
+        PRECISION=precision(x.dtype), SETTLE=reads_registers(x), **jobs.constants,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
     return partials.sum(0)

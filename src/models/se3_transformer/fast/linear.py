@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from src.gpu.second_gradients import gradients_by
-from src.gpu.triton_helpers import can_take, float32_precision, launch, power_of_2, working_dtype
+from src.gpu.triton_helpers import can_take, launch, power_of_2, precision, working_dtype
 from src.models.se3_transformer.fast import linear_triton as kernels
 from src.models.se3_transformer.fiber import Fiber
 from src.models.se3_transformer.linear import LinearSE3, multiply
@@ -68,7 +68,7 @@ def products(inputs: tuple[Tensor, ...], matrices: Tensor, begin: int, strides: 
         first, second, matrices.view(-1)[begin:], degree_of_component(len(matrices), first.device), out, nodes,
         components, matrices.stride(0), *strides, inner, INNER_1=inner, INNER_2=inner2, WIDTH_1=tile_width(inner),
         WIDTH_2=tile_width(max(inner2, 1)), OUTER=outer, WIDTH_OUT=tile_width(outer), BN=NODES,
-        PRECISION=float32_precision(first.dtype), num_warps=4,
+        PRECISION=precision(first.dtype), num_warps=4,
     )  # fmt: skip
     return out
 
@@ -100,7 +100,7 @@ class Linear(torch.autograd.Function):
             grad_inputs.append(products((grad,), matrices, begin, (columns, 1), inner) if needs_gradient else None)
             launch(kernels.linear_backward_weight, (components, SPLITS), 
                 grad, x, partials, nodes, components, blocks, columns, begin, OUTER=outer, INNER=inner,
-                WIDTH_OUT=tile_width(outer), WIDTH=tile_width(inner), BN=NODES, PRECISION=float32_precision(x.dtype),
+                WIDTH_OUT=tile_width(outer), WIDTH=tile_width(inner), BN=NODES, PRECISION=precision(x.dtype),
                 num_warps=4,
             )  # fmt: skip
             begin += inner
