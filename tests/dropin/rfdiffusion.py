@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,19 +46,35 @@ def sides(length: int, device: str = "cpu", **sizes: int) -> list[tuple[Step, li
     """
     calls, weights = [], None
     for theirs in (False, True, False):
-        with rfdiffusion(theirs) as modules:
-            torch.manual_seed(0)
-            network = modules.RoseTTAFoldModule(**{**MODULE, **sizes})
+        network = network_of(theirs, **sizes)
         if weights is None:
-            generator = torch.Generator().manual_seed(3)
-            for parameter in network.parameters():
-                if parameter.dim() > 1 and not parameter.any():  # which a project starts at zero
-                    parameter.data.normal_(0, 0.02, generator=generator)
             weights = network.state_dict()
         network.load_state_dict(weights, strict=True)
         dtype = torch.float64 if len(calls) == 2 else torch.float32
         calls.append(step(network.to(device, dtype).eval(), length, device, dtype))
     return calls
+
+
+def network_of(theirs: bool, **sizes: int) -> Any:
+    """Returns a network with random weights, also where a project starts them at zero; `sizes` replace MODULE's."""
+    with rfdiffusion(theirs) as modules:
+        torch.manual_seed(0)
+        network = modules.RoseTTAFoldModule(**{**MODULE, **sizes})
+    generator = torch.Generator().manual_seed(3)
+    for parameter in network.parameters():
+        if parameter.dim() > 1 and not parameter.any():
+            parameter.data.normal_(0, 0.02, generator=generator)
+    return network
+
+
+def save_checkpoint(path: Path, **sizes: int) -> None:
+    """Writes a random network with its configuration as run_inference.py reads it."""
+    others = {"d_t1d": "preprocess", "d_t2d": "preprocess", "T": "diffuser"}
+    config: dict[str, dict[str, Any]] = {"model": {}, "preprocess": {}, "diffuser": {}}
+    for name, value in {**MODULE, **sizes}.items():
+        config[others.get(name, "model")][name] = value
+    del config["model"]["input_seq_onehot"]  # which is not in its base.yaml
+    torch.save({"config_dict": config, "model_state_dict": network_of(False, **sizes).state_dict()}, path)
 
 
 def step(network: Any, length: int, device: str, dtype: torch.dtype) -> tuple[Step, list[Tensor]]:

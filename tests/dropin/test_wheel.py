@@ -1,6 +1,5 @@
 """The wheel of se3-transformer: built by the same build step, installed alone, and run without this checkout."""
 
-import shutil
 import site
 import zipfile
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.library.test_wheel import run
-from tests.support import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -29,18 +27,6 @@ out["0"].sum().backward()
 assert not {"dgl", "src", "reprise", "hydra", "pytorch_lightning", "rdkit", "scipy.stats"} & set(sys.modules)
 print({name: list(x.shape) for name, x in out.items()})
 """
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("dropin")
-    copy = home / "copy"
-    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("wheel_backend.py", "pyproject.toml", "LICENSE", "README.md"):
-        shutil.copy(ROOT / name, copy)
-    words = "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(home)
-    run(*words, "--config-settings", "distribution=se3-transformer", str(copy), cwd=home)
-    return next(home.glob("*.whl"))
 
 
 def test_what_is_in_the_wheel(wheel: Path) -> None:
