@@ -6,13 +6,16 @@ from typing import Any
 import e3nn
 import pytest
 import torch
+from torch import Tensor
 from torch.testing import assert_close
 
+from src.dropin.model import edges, tables
 from tests.dropin import rfdiffusion
 from tests.dropin.cases import CASES, OURS, TABLE, Case, built, numbers, run
 from tests.dropin.originals import VARIABLE, Package, clone, original
 
 NUMBERS: dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
+TWO_DEGREES = [case for case in CASES if case.degrees == 2 and case.edges.keys() <= {0}]
 beside = pytest.mark.parametrize(
     "case",
     [
@@ -32,6 +35,28 @@ def test_a_seed_gives_the_parameters_and_results_of_the_table(case: Case) -> Non
     assert list(found["parameters"]) == list(expected["parameters"])
     assert found["results"].keys() == expected["results"].keys()
     assert_close(found, expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("case", TWO_DEGREES, ids=lambda case: case.name)
+def test_products_at_the_nodes_are_those_at_the_edges(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU computes nodes of many edges so: here of any number, with self-loops, duplicates and a node of none."""
+    call, results = tables.TableConvolution.__call__, []
+    for least, expected in ((1000, False), (0, True)):
+        taken: list[Any] = []
+
+        def noted(*arguments: Any, taken: list[Any] = taken) -> Tensor:
+            taken.append(arguments)
+            return call(*arguments)
+
+        monkeypatch.setattr(edges, "LEAST_EDGES", least)
+        monkeypatch.setattr(tables, "MOST_PADDING", 100)
+        monkeypatch.setattr(tables.TableConvolution, "__call__", noted)
+        network = built(OURS, case)
+        for parameter in network.parameters():
+            parameter.data.normal_(0, 0.3, generator=torch.Generator().manual_seed(parameter.numel()))
+        results.append(run(OURS, case, network))
+        assert bool(taken) is expected
+    assert_close(*results, rtol=0, atol=1e-10)
 
 
 @beside

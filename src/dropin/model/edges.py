@@ -10,6 +10,7 @@ from torch import Tensor
 
 from src.batches.molecular_graphs import Graph as Batch
 from src.dropin.graphs import check, topology_of
+from src.dropin.model.tables import TableEdges
 from src.errors import UserError
 from src.gpu.triton_helpers import can_take
 from src.models.se3_transformer.conv import Geometry, angular_basis
@@ -67,16 +68,21 @@ class Edges:
 
     @cached_property
     def is_dense(self) -> bool:
-        """Whether the kernels of degrees 0 and 1 may compute; else others do or plain torch does."""
-        if self.basis is not None or self.max_degree > 1 or self.rel_pos.requires_grad:
-            return False
-        return self.graph.num_edges() >= LEAST_EDGES * self.num_nodes and can_take("conv", self.rel_pos)
+        """Whether the kernels of degrees 0 and 1 may compute."""
+        return self.has_many and can_take("conv", self.rel_pos)
 
     @cached_property
-    def dense(self) -> DenseEdges | None:
-        """The edges for these kernels."""
+    def has_many(self) -> bool:
+        """Whether degrees are 0 and 1 and nodes have so many edges that products at the nodes are cheaper."""
+        if self.basis is not None or self.max_degree > 1 or self.rel_pos.requires_grad:
+            return False
+        return self.graph.num_edges() >= max(1, LEAST_EDGES * self.num_nodes)
+
+    @cached_property
+    def dense(self) -> DenseEdges | TableEdges | None:
+        """The edges for these kernels, or for the same products in plain torch on a CPU."""
         if not self.is_dense:
-            return None
+            return self.table
         src, dst = self.graph.edges()
         if src.is_cuda and len(src):
             lowest, highest = torch.stack([src, dst]).aminmax()
@@ -84,6 +90,22 @@ class Edges:
             torch._assert_async(inside, "an edge joins a node that the graph has not")  # pyright: ignore
         scalars = self.radial.new_empty(len(src), 0) if self.scalars is None else self.scalars
         return DenseEdges(src, dst, self.num_nodes, self.rel_pos.contiguous(), scalars, self.radial)
+
+    @property
+    def table(self) -> TableEdges | None:
+        if not self.has_many or self.rel_pos.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+            return None
+        if self.dtype not in (torch.float32, torch.float64):
+            return None
+        src, dst = self.graph.edges()
+        edges = TableEdges(src.long(), dst.long(), self.num_nodes, self.rel_pos, self.radial_inputs)
+        return edges if edges.fits else None
+
+    @property
+    def radial_inputs(self) -> Float[Tensor, "edges scalars"]:
+        """The inputs of radial networks, in the caller's order."""
+        radial = self.radial[:, None]
+        return radial if self.scalars is None else torch.cat([self.scalars, radial], 1)
 
     @cached_property
     def sorted(self) -> tuple[Batch, Int64[Tensor, " edges"]]:
@@ -103,8 +125,7 @@ class Edges:
     def geometry(self) -> Geometry:
         """What layers read of sorted edges."""
         batch, order = self.sorted
-        radial = self.radial[:, None]
-        inputs = (radial if self.scalars is None else torch.cat([self.scalars, radial], 1))[order]
+        inputs = self.radial_inputs[order]
         if self.basis is not None:
             nowhere = inputs.new_zeros(1, 3).expand(len(order), 3)
             geometry = Geometry(batch, nowhere, inputs, self.max_degree)

@@ -9,10 +9,10 @@ from src.dropin.model.edges import ByName, Edges, by_name, edges_of, flat
 from src.dropin.model.fiber import Fiber, plain
 from src.dropin.model.layers.convolution import ConvSE3, ConvSE3FuseLevel
 from src.dropin.model.layers.linear import LinearSE3
+from src.dropin.model.tables import plan_of
 from src.errors import UserError
 from src.models.se3_transformer.attention import AttentionSE3, apply_convolution
 from src.models.se3_transformer.fast.attention import FastAttentionBlockSE3
-from src.models.se3_transformer.fast.dense import dense_convolution
 from src.models.se3_transformer.signs import NVIDIA_E3NN
 
 
@@ -74,7 +74,7 @@ class AttentionBlockSE3(FastAttentionBlockSE3):
         if not isinstance(edges, Edges):
             edges = edges_of(graph, edge_features, self.max_degree, dtype, convolution.negated, basis)
         features = flat(node_features, convolution.fiber_nodes, dtype, edges.num_nodes)
-        if (dense := edges.dense) and (plan := dense_convolution(convolution, self.attention.num_heads, features)):
+        if (dense := edges.dense) and (plan := plan_of(convolution, self.attention.num_heads, features, dense)):
             query = self.to_query(features)
             messages = apply_convolution(plan, features, dense, None, self.low_memory)
             out = self.project(plan.attend(messages, query, dense), features)

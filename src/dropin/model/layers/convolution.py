@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from src.dropin.model.edges import ByName, Edges, by_name, edges_of, flat
 from src.dropin.model.fiber import Fiber, plain
+from src.dropin.model.tables import plan_of
 from src.errors import UserError
 from src.models.se3_transformer.attention import apply_convolution
 from src.models.se3_transformer.basis import num_frequencies
 from src.models.se3_transformer.conv import Geometry
 from src.models.se3_transformer.fast.conv import FastConvSE3
-from src.models.se3_transformer.fast.dense import dense_convolution
 from src.models.se3_transformer.fiber import Fiber as PlainFiber
 from src.models.se3_transformer.radial import Group, RadialGroup
 from src.models.se3_transformer.signs import NVIDIA_E3NN, Y_0, Triple, negated_symbols, symbol_signs
@@ -84,13 +84,17 @@ class RadialNetwork(RadialGroup):
         return list(self.radial_func.net)[:-1]
 
     @property
-    def weight(self) -> Float[Tensor, "rows mid"]:  # type: ignore[override]
+    def by_input(self) -> Float[Tensor, "channels_in frequencies channels_out mid"]:
         last = self.radial_func.net[-1].weight
         assert isinstance(last, Tensor)
-        rows = last.unflatten(0, self.shape).permute(2, 1, 0, 3)
+        weights = last.unflatten(0, self.shape).permute(1, 2, 0, 3)
         if set(self.factors) != {1.0}:
-            rows = rows * factors_on(self.factors, rows.device, rows.dtype)[:, None, None, None]
-        return rows.flatten(0, 2)
+            weights = weights * factors_on(self.factors, last.device, last.dtype)[:, None, None]
+        return weights
+
+    @property
+    def weight(self) -> Float[Tensor, "rows mid"]:  # type: ignore[override]
+        return self.by_input.transpose(0, 1).flatten(0, 2)
 
 
 @cache
@@ -197,9 +201,9 @@ class ConvSE3(FastConvSE3):
         if not isinstance(edges, Edges):
             edges = edges_of(graph, edge_feats, self.max_degree, dtype, self.negated, basis)
         features = flat(node_feats, self.fiber_nodes, dtype, edges.num_nodes)
-        if self.pool and (dense := edges.dense) and (plan := dense_convolution(self, 0, features)):
+        if self.pool and (dense := edges.dense) and (plan := plan_of(self, 0, features, dense)):
             out = plan.sum_incoming(apply_convolution(plan, features, dense, None, self.low_memory), dense)
-            degrees = dense.by_destination[1].diff()[:, None]
+            degrees = dense.in_degrees[:, None]
             if self.to_self:
                 out = out + degrees * self._self_interaction(features)
             return by_name(out if self.sum_over_edge else out / degrees.clamp_min(1), self.fiber_out, graph)

@@ -46,6 +46,10 @@ class DenseEdges:
     def by_destination(self) -> tuple[Tensor, Tensor]:
         return ordered(self.dst, self.nodes)
 
+    @property
+    def in_degrees(self) -> Int[Tensor, " nodes"]:
+        return self.by_destination[1].diff()
+
 
 @torch.inference_mode(False)
 def ordered(ends: Int[Tensor, " edges"], nodes: int) -> tuple[Tensor, Tensor]:
