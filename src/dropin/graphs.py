@@ -92,6 +92,8 @@ def graph(data: Any, num_nodes: int | None = None, device: torch.device | str | 
     """
     if not isinstance(data, Sequence) or len(data) != 2:
         raise UserError(f"graph((src, dst), ...) takes the ends of the edges as a pair, not a {type(data).__name__}")
+    if num_nodes is not None and int(num_nodes) != num_nodes:
+        raise UserError(f"num_nodes={num_nodes} is not allowed; expected a whole number")
     src, dst = (torch.as_tensor(ends, device=device) for ends in data)
     if src.shape != dst.shape or src.dim() != 1 or src.device != dst.device:
         shown = ", ".join(f"{list(ends.shape)} on {ends.device}" for ends in (src, dst))

@@ -15,6 +15,7 @@ import sys, torch
 from se3_transformer import graphs as dgl
 from se3_transformer.model import SE3Transformer
 from se3_transformer.model.fiber import Fiber
+from se3_transformer.reprise.errors import UserError
 
 fiber = Fiber({0: 8, 1: 3})
 network = SE3Transformer(1, fiber, Fiber.create(2, 16), Fiber({0: 8, 1: 2}), 4, 4, Fiber({0: 5}))
@@ -24,6 +25,26 @@ positions = torch.randn(3, 3)
 G.edata["rel_pos"] = positions[dst] - positions[src]
 out = network(G, {"0": torch.randn(3, 8, 1), "1": torch.randn(3, 3, 3)}, {"0": torch.randn(4, 5, 1)})
 out["0"].sum().backward()
+
+nodes, edges = {"0": torch.randn(3, 8, 1), "1": torch.randn(3, 3, 3)}, {"0": torch.randn(4, 5, 1)}
+listed = dgl.graph((src, dst), num_nodes=3)
+listed.edata["rel_pos"] = []
+for wrong, why in (  # which the type checks of the tests would refuse otherwise
+    (lambda: network(G, nodes["0"], edges), "node_feats is a Tensor; expected a dictionary by degree as text"),
+    (lambda: network(G, nodes, {0: edges["0"]}), "edge_feats is of the key 0; expected a dictionary"),
+    (lambda: network(G, {0: nodes["0"]}, edges), "node_feats is of the key 0; expected a dictionary"),
+    (lambda: network((src, dst), nodes, edges), "the graph is a tuple; expected se3_transformer.graphs.graph"),
+    (lambda: SE3Transformer(1, {0: 8}, fiber, fiber, 4, 4), "fiber_in is a dict; expected a se3_transformer"),
+    (lambda: network(listed, nodes, edges), "edata['rel_pos'] is a list; expected a tensor [4, 3]"),
+    (lambda: Fiber([1]), "Fiber([1]) is not allowed; expected channels by degree"),
+    (lambda: dgl.graph((src, dst), num_nodes=2.5), "num_nodes=2.5 is not allowed; expected a whole number"),
+):
+    try:
+        wrong()
+    except UserError as error:
+        assert why in str(error) and len(str(error).splitlines()) == 1, error
+    else:
+        raise AssertionError(why)
 assert not {"dgl", "src", "reprise", "hydra", "pytorch_lightning", "rdkit", "scipy.stats"} & set(sys.modules)
 print({name: list(x.shape) for name, x in out.items()})
 """

@@ -149,6 +149,7 @@ def edges_of(
 ) -> Edges:
     """Returns the edges of a graph with edata `rel_pos`, and `edge_feats` whose degree 0 ends with the radial input."""
     check(graph)
+    check_names(edge_feats, "edge_feats")
     scalars = edge_feats["0"].flatten(1)
     return Edges(graph, scalars[:, :-1], lambda: scalars[:, -1], edge_feats, max_degree, dtype, negated, basis)
 
@@ -159,17 +160,32 @@ def relative_positions(graph: Any) -> Tensor:
     if "rel_pos" not in graph.edata:
         raise UserError("the graph has no edata['rel_pos']: set it to positions[dst] - positions[src]")
     rel_pos = graph.edata["rel_pos"]
+    if not isinstance(rel_pos, Tensor):
+        raise UserError(f"edata['rel_pos'] is a {type(rel_pos).__name__}; expected a tensor [{graph.num_edges()}, 3]")
+    check_device(graph, rel_pos, "edata['rel_pos'] is")
     if rel_pos.shape != (graph.num_edges(), 3):
         shape = list(rel_pos.shape)
         raise UserError(f"edata['rel_pos'] is {shape}; expected [{graph.num_edges()}, 3], a row for each edge")
     return rel_pos
 
 
-def check_device(graph: Any, features: Tensor) -> None:
+def check_device(graph: Any, tensor: Tensor, what: str = "its features are") -> None:
+    """Raises UserError if the graph is on another device than a tensor, which the message calls `what`."""
     check(graph)
     src, _ = graph.edges()
-    if src.device != features.device:
-        raise UserError(f"the graph is on {src.device} and its features on {features.device}; use graph.to(device)")
+    if src.device != tensor.device:
+        raise UserError(f"the graph is on {src.device} and {what} on {tensor.device}; move both to one device")
+
+
+def check_names(features: Any, what: str) -> None:
+    """Raises UserError unless features are tensors by degree, with degrees as text."""
+    if not isinstance(features, Mapping):
+        shown = f"a {type(features).__name__}"
+    elif wrong := [key for key in features if not (isinstance(key, str) and key.isdecimal())]:
+        shown = f"of the key {wrong[0]!r}"
+    else:
+        return
+    raise UserError(f"{what} is {shown}; expected a dictionary by degree as text: {{'0': scalars, '1': vectors}}")
 
 
 def tables_of(
@@ -210,6 +226,7 @@ def flat(features: ByName, fiber: Fiber, dtype: torch.dtype, rows: int | None = 
     """Returns features by name as one flat tensor. Raises UserError if they are not of this fiber, or of other rows."""
     if isinstance(features, Named) and features.is_fiber(fiber):
         return features.whole.to(dtype)
+    check_names(features, "node_feats")
     by_degree = {int(degree): feature for degree, feature in features.items()}
     fiber.check(by_degree, "the features")
     counts = {len(feature) for feature in by_degree.values()}

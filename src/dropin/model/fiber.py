@@ -26,6 +26,8 @@ class Fiber(dict):
 
     def __init__(self, structure: dict[int, int] | Iterable[tuple[int, int]]) -> None:
         pairs: list[Any] = [*(structure.items() if isinstance(structure, dict) else structure)]
+        if not all(isinstance(pair, tuple) and len(pair) == 2 and min(pair) >= 0 for pair in pairs):
+            raise UserError(f"Fiber({structure}) is not allowed; expected channels by degree, such as {{0: 8, 1: 3}}")
         elements = [FiberEl(int(degree), int(channels)) for degree, channels in pairs]
         is_ordered = bool(pairs) and isinstance(pairs[0], FiberEl)
         self.structure = elements if is_ordered else sorted(elements, key=lambda element: element.channels)

@@ -5,7 +5,7 @@ matrix is made once a node, and an edge multiplies it by its hidden layer. Edges
 side by side and padded to the longest, so that these products are one batched product.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -113,14 +113,20 @@ class Products:
     """What a group multiplies at the nodes, by degree in, component and frequency.
 
     Attributes:
-        chosen: for each degree in the frequencies of the group that multiply it, None for all.
+        chosen: for each degree in the frequencies of the group that multiply it.
         table: the matrix from `TableEdges.terms` to those from these products to the group's output, which has
             `components`.
     """
 
-    chosen: tuple[tuple[int, list[int] | None], ...]
+    chosen: tuple[list[int], ...]
     table: Float[Tensor, "terms matrices"]
     components: int
+
+    def parts(self, by_input: Float[Tensor, "channels_in frequencies _ mid"]) -> Sequence[Tensor]:
+        """Returns the weights of each degree in."""
+        if [number for chosen in self.chosen for number in chosen] == list(range(by_input.shape[1])):
+            return by_input.split([len(chosen) for chosen in self.chosen], 1)
+        return [by_input[:, chosen] for chosen in self.chosen]
 
 
 @cache
@@ -143,7 +149,7 @@ def products_of(group: Group, dtype: torch.dtype) -> Products:
                 part = column[:, begin_out[pair[1]] : begin_out[pair[1]] + 2 * pair[1] + 1]
                 part.copy_(factor * form(pair, frequency, component))
                 columns.append(column)
-    chosen = tuple((d, None if len(numbers) == 1 else [k for *_, k in found]) for d, found in numbers.items())
+    chosen = tuple([number for *_, number in frequencies] for frequencies in numbers.values())
     return Products(chosen, torch.stack(columns, 2).flatten(1).to(dtype), outs)
 
 
@@ -186,10 +192,10 @@ class TableConvolution:
             layout = products_of(radial.group, features.dtype)
             by_input = radial.by_input  # [channels in, frequencies, channels out, mid]
             channels, mid = by_input.shape[2:]
-            at_nodes = []
-            for degree, chosen in layout.chosen:
-                matrix = by_input if chosen is None else by_input[:, chosen]
-                at_nodes.append((fiber.part(features, degree) @ matrix.flatten(1)).view(edges.nodes, -1, mid))
+            at_nodes = [
+                (fiber.part(features, degree) @ matrix.flatten(1)).view(edges.nodes, -1, mid)
+                for degree, matrix in zip(radial.group.inputs, layout.parts(by_input), strict=True)
+            ]
             hidden = radial.hidden(edges.radial_inputs).view(edges.nodes, -1, mid)
             products = torch.bmm(hidden, joined(at_nodes).transpose(1, 2)).view(len(edges.terms), -1, channels)
             basis = (edges.terms @ layout.table).view(len(products), layout.components, -1)
@@ -200,6 +206,8 @@ class TableConvolution:
 
     def sum_incoming(self, messages: Float[Tensor, "rows columns"], edges: TableEdges) -> Tensor:
         """Returns the sums of messages over incoming edges, [nodes, columns]."""
+        if edges.by_source.is_missing is None:
+            return messages.new_zeros(edges.nodes, messages.shape[1]).index_add(0, edges.destinations, messages)
         sums = messages.new_zeros(edges.nodes + 1, messages.shape[1])
         return sums.index_add(0, edges.destinations, messages)[: edges.nodes]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from src.dropin.graphs import Graph
-from src.dropin.model.edges import ByName, Edges, check_device, relative_positions
+from src.dropin.model.edges import ByName, Edges, check_device, check_names, relative_positions
 from src.dropin.model.fiber import Fiber, plain
 from src.dropin.model.layers.attention import AttentionBlockSE3
 from src.dropin.model.layers.convolution import ConvSE3, ConvSE3FuseLevel
@@ -85,6 +85,12 @@ class SE3Transformer(nn.Module):
         _check("populate_edge", populate_edge, Populate)
         _check("layout", layout, Layout)
         fiber_edge = Fiber({}) if fiber_edge is None else fiber_edge
+        fibers = {"fiber_in": fiber_in, "fiber_hidden": fiber_hidden, "fiber_out": fiber_out, "fiber_edge": fiber_edge}
+        for name, fiber in fibers.items():
+            if not isinstance(fiber, Fiber):
+                raise UserError(f"{name} is a {type(fiber).__name__}; expected a se3_transformer.model.fiber.Fiber")
+        if num_layers < 0 or channels_div < 1:
+            raise UserError(f"num_layers={num_layers}, channels_div={channels_div}; expected at least 0 and 1")
         if pooling is not None and return_type is None:
             raise UserError(f"pooling={pooling} needs return_type, the degree that is pooled")
         if return_type is not None and not fiber_out[return_type]:
@@ -159,9 +165,13 @@ class SE3Transformer(nn.Module):
             node_feats, edge_feats: {str(degree): [rows, channels, 2 degree + 1]}, those of edges in the graph's order.
             basis: of `get_basis`, instead of the directions of `rel_pos`.
         """
-        dtype = next(self.parameters()).dtype
-        for feature in node_feats.values():
-            check_device(graph, feature)
+        parameter = next(self.parameters())
+        dtype = parameter.dtype
+        for what, features in (("node_feats", node_feats), ("edge_feats", edge_feats or {})):
+            check_names(features, what)
+            for feature in features.values():
+                check_device(graph, feature)
+        check_device(graph, parameter, "the network's weights are")
         edges = self._edges(graph, edge_feats or {}, dtype, basis)
         fits = all(len(feature) == graph.num_nodes() for feature in node_feats.values())
         if fits and edges.is_dense and inference_graphs.can_run(self, edges.rel_pos):
