@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from src.dropin.model import edges, tables
+from src.dropin.model import tables
 from tests.dropin import rfdiffusion
 from tests.dropin.cases import CASES, OURS, TABLE, Case, built, numbers, run
 from tests.dropin.originals import VARIABLE, Package, clone, original
@@ -48,7 +48,7 @@ def test_products_at_the_nodes_are_those_at_the_edges(case: Case, monkeypatch: p
             taken.append(arguments)
             return call(*arguments)
 
-        monkeypatch.setattr(edges, "LEAST_EDGES", least)
+        monkeypatch.setattr(tables, "LEAST_EDGES", least)
         monkeypatch.setattr(tables, "MOST_PADDING", 100)
         monkeypatch.setattr(tables.TableConvolution, "__call__", noted)
         network = built(OURS, case)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from src.batches.molecular_graphs import Graph as Batch
 from src.dropin.graphs import check, topology_of
-from src.dropin.model.tables import TableEdges
+from src.dropin.model import tables
 from src.errors import UserError
 from src.gpu.triton_helpers import can_take
 from src.models.se3_transformer.conv import Geometry, angular_basis
@@ -69,17 +69,16 @@ class Edges:
     @cached_property
     def is_dense(self) -> bool:
         """Whether the kernels of degrees 0 and 1 may compute."""
-        return self.has_many and can_take("conv", self.rel_pos)
+        return self.has_many(LEAST_EDGES) and can_take("conv", self.rel_pos)
 
-    @cached_property
-    def has_many(self) -> bool:
-        """Whether degrees are 0 and 1 and nodes have so many edges that products at the nodes are cheaper."""
+    def has_many(self, least: float) -> bool:
+        """Returns whether degrees are 0 and 1 and nodes have so many edges that products at the nodes are cheaper."""
         if self.basis is not None or self.max_degree > 1 or self.rel_pos.requires_grad:
             return False
-        return self.graph.num_edges() >= max(1, LEAST_EDGES * self.num_nodes)
+        return self.graph.num_edges() >= max(1, least * self.num_nodes)
 
     @cached_property
-    def dense(self) -> DenseEdges | TableEdges | None:
+    def dense(self) -> DenseEdges | tables.TableEdges | None:
         """The edges for these kernels, or for the same products in plain torch on a CPU."""
         if not self.is_dense:
             return self.table
@@ -92,13 +91,13 @@ class Edges:
         return DenseEdges(src, dst, self.num_nodes, self.rel_pos.contiguous(), scalars, self.radial)
 
     @property
-    def table(self) -> TableEdges | None:
-        if not self.has_many or self.rel_pos.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+    def table(self) -> tables.TableEdges | None:
+        if not self.has_many(tables.LEAST_EDGES) or self.dtype not in (torch.float32, torch.float64):
             return None
-        if self.dtype not in (torch.float32, torch.float64):
+        if self.rel_pos.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
             return None
         src, dst = self.graph.edges()
-        edges = TableEdges(src.long(), dst.long(), self.num_nodes, self.rel_pos, self.radial_inputs)
+        edges = tables.TableEdges(src.long(), dst.long(), self.num_nodes, self.rel_pos, self.radial_inputs)
         return edges if edges.fits else None
 
     @property

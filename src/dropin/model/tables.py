@@ -19,6 +19,7 @@ from src.models.se3_transformer.basis import Pair, num_frequencies
 from src.models.se3_transformer.fast.dense import DenseEdges, coefficients, dense_convolution, ordered
 from src.models.se3_transformer.radial import Group
 
+LEAST_EDGES = 2  # for each node; with fewer, products at the edges are cheaper
 MOST_PADDING = 2.0  # rows of the table for each edge; with more, edges are sorted instead
 TERMS = 13  # 1, r and r r^T of a direction r
 
