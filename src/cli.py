@@ -23,7 +23,7 @@ from src.config.values import check_sections
 from src.errors import UserError
 from src.launch.failures import is_told
 from src.measure import starting
-from src.printable import printable
+from src.printable import printable, tell
 from src.system import openmp
 from src.system.group import Unmet, agent, check_variables, rank, speaks, started_by
 from src.system.interpreter import safe_path
@@ -147,7 +147,7 @@ def begin(complete: Callable[[list[str]], list[str]]) -> None:
     try:
         check_variables()
     except UserError as error:  # no rank is known
-        print(f"error: {printable(str(error))}", file=sys.stderr)
+        tell(f"error: {printable(str(error))}")
         sys.exit(2)
     if (parent := agent()) is not None:
         end_with_parent(parent, signal.SIGTERM)
@@ -212,5 +212,5 @@ def fail(message: str, is_unmet: bool = False) -> int:
     """Prints the line on stderr, once for ranks that have not met, and returns the exit code of a user's mistake."""
     if speaks(is_unmet, is_in_group()):
         which = f"rank {rank()}: " if rank() and not is_unmet else ""
-        print(f"error: {which}{printable(masked_text(message))}", file=sys.stderr)
+        tell(f"error: {which}{printable(masked_text(message))}")
     return 2

@@ -1,6 +1,13 @@
 """Text of files and records on a terminal."""
 
+import sys
 import unicodedata
+
+
+def tell(line: str) -> None:
+    """Prints a line on stderr, in one piece: `print` writes its end apart, and ranks share a terminal."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def printable(text: str) -> str:

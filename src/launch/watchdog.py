@@ -10,6 +10,7 @@ import threading
 import time
 
 from src.launch.failures import another_failed
+from src.printable import tell
 
 PATIENCE_S = 15.0  # torchrun's agent kills after 30 s
 PATIENCE_AFTER_FAILURE_S = 3.0  # another rank has said why all of them end, and a collective with it never will
@@ -85,10 +86,9 @@ class Watchdog:
     def _end(self) -> None:
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and not distributed.is_initialized():
-            print("error: this rank was asked to end while it waited for the others to start", file=sys.stderr)
+            tell("error: this rank was asked to end while it waited for the others to start")
         else:
-            print(f"error: this rank was asked to end and hung for {self.patience_s:g} s, perhaps in a collective:",
-                  file=sys.stderr)  # fmt: skip
+            tell(f"error: this rank was asked to end and hung for {self.patience_s:g} s, perhaps in a collective:")
             faulthandler.dump_traceback()
         sys.stderr.flush()
         os._exit(128 + signal.SIGTERM)

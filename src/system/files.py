@@ -10,7 +10,6 @@ import glob
 import os
 import socket
 import stat
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from src.errors import UserError
+from src.printable import tell
 
 HOST = socket.gethostname()
 WRITTEN_BY_LIGHTNING = ("hparams.yaml", "metrics.csv")  # into whatever has that name
@@ -172,7 +172,7 @@ def locked(path: Path, notice: str | None = None) -> Iterator[int]:
         try:
             if _must_wait(file):
                 if notice is not None:
-                    print(notice, file=sys.stderr, flush=True)
+                    tell(notice)
                 notice = None
                 _must_wait(file, fcntl.LOCK_EX)
             if not _is_at(path, file):
