@@ -167,12 +167,12 @@ def difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, 
     """Returns the largest differences of outputs over their largest entries, and the largest of all gradients."""
     assert ours.keys() == theirs.keys()
     ours = {name: x.to(theirs[name].dtype) for name, x in ours.items()}
-    found: dict[str, float] = {}
+    largest: dict[str, float] = {}
     for name, value in theirs.items():
         relative = ((ours[name] - value).abs().amax() / value.abs().amax().clamp_min(1e-30)).item()
         key = name.partition(" ")[0]
-        found[key] = max(found.get(key, 0.0), float(f"{relative:.2g}"))
-    return found
+        largest[key] = max(largest.get(key, 0.0), float(f"{relative:.2g}"))
+    return largest
 
 
 def wait() -> None:

@@ -64,11 +64,11 @@ def can_run(module: nn.Module, tensor: Tensor) -> bool:
 
 def parts(module: nn.Module) -> list[nn.Module]:
     """Returns the module and those inside; `modules()` takes longer, which a short call feels."""
-    found, left = [], [module]
+    listed, left = [], [module]
     while left:
-        found.append(left.pop())
-        left += [child for child in found[-1]._modules.values() if child is not None]
-    return found
+        listed.append(left.pop())
+        left += [child for child in listed[-1]._modules.values() if child is not None]
+    return listed
 
 
 def is_hooked(module: nn.Module) -> bool:
@@ -126,10 +126,10 @@ def addresses(module: nn.Module) -> tuple[int, ...]:
 def buffer(part: Input, place: Hashable) -> Tensor:
     """Returns the memory that captures read an input from, which calls of other modules share."""
     key = place, part.rows, part.tensor.shape[1:], part.tensor.dtype
-    found = _buffers.get(key)
-    if found is None:
-        found = _buffers[key] = part.tensor.new_zeros(part.rows, *part.tensor.shape[1:])
-    return found
+    memory = _buffers.get(key)
+    if memory is None:
+        memory = _buffers[key] = part.tensor.new_zeros(part.rows, *part.tensor.shape[1:])
+    return memory
 
 
 def capture(function: Function, static: list[Tensor], place: tuple[torch.device, int]) -> Capture:

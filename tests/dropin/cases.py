@@ -103,7 +103,7 @@ def built(package: Package, case: Case, version: str = NVIDIA_E3NN) -> Any:
     """Returns the network of seed 0, in float32; ours with the signs of this version of e3nn."""
     torch.manual_seed(0)
     fiber = package.Fiber
-    own = {"e3nn": version, **case.ours} if package is OURS else {}
+    of_ours = {"e3nn": version, **case.ours} if package is OURS else {}
     return package.SE3Transformer(
         fiber_in=fiber(case.inputs),
         fiber_hidden=fiber.create(case.degrees, case.channels),
@@ -112,7 +112,7 @@ def built(package: Package, case: Case, version: str = NVIDIA_E3NN) -> Any:
         num_heads=4,
         channels_div=2 if case.channels == 8 else 4,
         **case.arguments,
-        **own,
+        **of_ours,
     )
 
 

@@ -57,15 +57,15 @@ def original(project: str) -> Package:
     def basis(rel_pos: Tensor, max_degree: int, pad: bool) -> dict[str, Tensor]:
         """As its `get_basis`, which rounds to float32."""
         harmonics, degrees = tables.get_spherical_harmonics(rel_pos, max_degree), range(max_degree + 1)
-        found = {}
+        by_pair = {}
         for d_in in degrees:
             for d_out in degrees:
                 symbols = [tables.get_clebsch_gordon(j, d_in, d_out, rel_pos.device) for j in frequencies(d_in, d_out)]
                 terms = [
                     torch.einsum("klf,nf->nlk", q.to(rel_pos.dtype), harmonics[(q.shape[2] - 1) // 2]) for q in symbols
                 ]
-                found[f"{d_in},{d_out}"] = F.pad(torch.stack(terms, 2), (0, int(pad)))
-        return found
+                by_pair[f"{d_in},{d_out}"] = F.pad(torch.stack(terms, 2), (0, int(pad)))
+        return by_pair
 
     return Package(model.SE3Transformer, model.SE3TransformerPooled, fiber.Fiber, dgl.graph, basis)
 

@@ -143,16 +143,16 @@ def test_checkpointing_and_changed_weights_are_seen() -> None:
 
 
 def test_low_memory_recomputes_with_the_same_gradients() -> None:
-    made, (nodes, edges), found = example(), inputs(), []
+    made, (nodes, edges), gradients = example(), inputs(), []
     for recomputes in (False, True):
         model = network(low_memory=True, layout="2022")
         for layer in (model.graph_modules[0], model.graph_modules[-1]):
             assert layer.low_memory
             layer.low_memory = recomputes
-        found.append(
+        gradients.append(
             torch.autograd.grad(model(made, nodes, edges)["0"].sum(), list(model.parameters()), allow_unused=True)
         )
-    assert_close(*found, rtol=0, atol=0)
+    assert_close(*gradients, rtol=0, atol=0)
 
 
 def test_a_batch_is_its_graphs() -> None:

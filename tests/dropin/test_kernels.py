@@ -175,8 +175,8 @@ def gradients(network: nn.Module, case: Case, dtype: torch.dtype, device: str) -
     for leaf in leaves.values():
         leaf.requires_grad_()
     total = sum((x.sin() * x).sum() for x in out_of(network(made, nodes, of_edges)).values())
-    found = torch.autograd.grad(total, list(wanted.values()), allow_unused=True)  # type: ignore[arg-type]
-    return {name: x for name, x in zip(wanted, found, strict=True) if x is not None}
+    grads = torch.autograd.grad(total, list(wanted.values()), allow_unused=True)  # type: ignore[arg-type]
+    return {name: x for name, x in zip(wanted, grads, strict=True) if x is not None}
 
 
 @on_gpu

@@ -31,10 +31,10 @@ beside = pytest.mark.parametrize(
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_seed_gives_the_parameters_and_results_of_the_table(case: Case) -> None:
-    found, expected = numbers(OURS, case), NUMBERS[case.name]
-    assert list(found["parameters"]) == list(expected["parameters"])
-    assert found["results"].keys() == expected["results"].keys()
-    assert_close(found, expected, rtol=1e-8, atol=1e-8)
+    numbers_here, expected = numbers(OURS, case), NUMBERS[case.name]
+    assert list(numbers_here["parameters"]) == list(expected["parameters"])
+    assert numbers_here["results"].keys() == expected["results"].keys()
+    assert_close(numbers_here, expected, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("case", TWO_DEGREES, ids=lambda case: case.name)

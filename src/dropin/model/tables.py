@@ -188,7 +188,7 @@ class TableConvolution:
         self, features: Float[Tensor, "nodes features"], edges: TableEdges, edge_features: None = None
     ) -> Float[Tensor, "rows columns"]:
         """Returns the messages, of the flat fiber of all outputs, whose channels of a degree are theirs in order."""
-        fiber, found = self.convolution.fiber_nodes, dict[int, Tensor]()
+        fiber, by_components = self.convolution.fiber_nodes, dict[int, Tensor]()
         for radial in self.convolution.radial_groups():
             layout = products_of(radial.group, features.dtype)
             by_input = radial.by_input  # [channels in, frequencies, channels out, mid]
@@ -200,10 +200,10 @@ class TableConvolution:
             hidden = radial.hidden(edges.radial_inputs).view(edges.nodes, -1, mid)
             products = torch.bmm(hidden, joined(at_nodes).transpose(1, 2)).view(len(edges.terms), -1, channels)
             basis = (edges.terms @ layout.table).view(len(products), layout.components, -1)
-            before = found.get(layout.components)
+            before = by_components.get(layout.components)
             message = torch.bmm(basis, products) if before is None else torch.baddbmm(before, basis, products)
-            found[layout.components] = message
-        return joined([found[components].flatten(1) for components in sorted(found)])
+            by_components[layout.components] = message
+        return joined([by_components[components].flatten(1) for components in sorted(by_components)])
 
     def sum_incoming(self, messages: Float[Tensor, "rows columns"], edges: TableEdges) -> Tensor:
         """Returns the sums of messages over incoming edges, [nodes, columns]."""

@@ -122,7 +122,7 @@ class DistilBertForSequenceClassification(plain.DistilBertForSequenceClassificat
         encoder: DistilBertModel = self.distilbert  # type: ignore[assignment]
         layers = (self.pre_classifier, self.classifier)
         places = [(layer._parameters, name) for layer in layers for name in ("weight", "bias")]
-        own = [parameters[name] for parameters, name in places]
+        before = [parameters[name] for parameters, name in places]
         encoder.states = states[:, None]
         try:
             for (parameters, name), weight in zip(places, weights, strict=True):
@@ -130,7 +130,7 @@ class DistilBertForSequenceClassification(plain.DistilBertForSequenceClassificat
             output: Any = super().forward(states, labels=labels, return_dict=True)  # type: ignore[call-arg]
         finally:
             del encoder.states
-            for (parameters, name), weight in zip(places, own, strict=True):
+            for (parameters, name), weight in zip(places, before, strict=True):
                 parameters[name] = weight
         return (output.logits,) if labels is None else (output.loss, output.logits)
 
