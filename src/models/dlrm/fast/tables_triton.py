@@ -95,7 +95,7 @@ def apply_runs(
     entry = begin + tl.arange(0, CHUNK)
     is_entry = entry < total
     key = tl.load(keys + entry, mask=is_entry, other=-2)
-    position = tl.load(positions + entry, mask=is_entry, other=0).to(tl.int32)  # divisions of 64 bits are slow
+    position = tl.load(positions + entry, mask=is_entry, other=0)
     table = entry * 0
     if not FLAT or not ONE_HOT:
         table = tl.load(table_of + position // batch)
@@ -104,33 +104,30 @@ def apply_runs(
     elif ONE_HOT:
         source, is_value = position.to(tl.int64), is_entry
     else:
-        sample = (position - tl.load(slots + table) * batch) // tl.load(hotness + table)
+        sample = (position - tl.load(slots + table).to(tl.int64) * batch) // tl.load(hotness + table)
         source, is_value = table.to(tl.int64) * batch + sample, is_entry
+    value = tl.load(
+        values + source[:, None] * DIM + column[None, :], mask=is_value[:, None] & is_column[None, :], other=0.0
+    )
+    if UPCAST:
+        value = value.to(tl.float32)
+    same = (key[:, None] == key[None, :]).to(value.dtype)
+    sums = tl.dot(same, value, input_precision=PRECISION)
+
     following = tl.load(keys + entry + 1, mask=entry + 1 < total, other=-3)
     before = tl.load(keys + begin - 1, mask=begin > 0, other=-3)
     after = tl.load(keys + begin + CHUNK, mask=begin + CHUNK < total, other=-3)
     is_whole = is_entry & (key >= 0) & (key != following) & (key != before) & is_alive
     mask = is_whole[:, None] & is_column[None, :]
-    # All rows are asked for before the first one is waited for.
-    value = tl.load(
-        values + source[:, None] * DIM + column[None, :], mask=is_value[:, None] & is_column[None, :], other=0.0
-    )
     weight = _rows(pointers, table, key, offsets, weight_base, FLAT, DIM)[:, None] + column[None, :]
-    old = tl.load(weight, mask=mask, other=0.0)
-    if ADAGRAD:
-        square = _rows(squares, table, key, offsets, square_base, FLAT, DIM)[:, None] + column[None, :]
-        old_square = tl.load(square, mask=mask, other=1.0)
-    if UPCAST:
-        value = value.to(tl.float32)
-    same = (key[:, None] == key[None, :]).to(value.dtype)
-    sums = tl.dot(same, value, input_precision=PRECISION)
     step = factor * sums
     if ADAGRAD:
+        square = _rows(squares, table, key, offsets, square_base, FLAT, DIM)[:, None] + column[None, :]
         true = sums / tl.load(scale)
-        new = old_square + true * true
+        new = tl.load(square, mask=mask, other=1.0) + true * true
         tl.store(square, new, mask=mask)
         step = step / (tl.sqrt(new) + eps)
-    tl.store(weight, old - step, mask=mask)
+    tl.store(weight, tl.load(weight, mask=mask, other=0.0) - step, mask=mask)
 
     if not LAST:
         first = tl.load(keys + begin)
