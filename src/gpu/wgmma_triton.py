@@ -13,7 +13,7 @@ def settle(SETTLE: tl.constexpr):
     and not just loaded. Triton 3.6 and 3.7 let the newest three run into the next step, which writes the next left
     factor into the same registers, and ptxas may read sums in float16 before the last product has ended: races that
     were both seen (gradients wrong by 4% of the largest, 5% of a layer's outputs; other ones at each call).
-    `python -m benchmarks.wgmma_waits` finds kernels that need it. SETTLE is `reads_registers` of triton_helpers.py.
+    `python -m benchmarks.wgmma` finds kernels that need it. SETTLE is `reads_registers` of triton_helpers.py.
     """
     if SETTLE:
         tl.inline_asm_elementwise(

@@ -1,4 +1,4 @@
-"""Finds kernels whose machine code does not wait for the tensor cores: `python -m benchmarks.wgmma_waits [DIR]`.
+"""Finds kernels whose machine code uses the tensor cores wrongly: `python -m benchmarks.wgmma [DIR | kernels.json ..]`.
 
 On Hopper GPUs the instruction wgmma is asynchronous: its accumulators, and a left operand in registers, may be accessed
 only after a wait. Two faults were found; both make equal calls give different results:
@@ -7,35 +7,32 @@ only after a wait. Two faults were found; both make equal calls give different r
   the next left operand to the same registers;
 - ptxas 12.8, which both include, and 12.9 may then move a conversion to float16 before the last wait.
 
-`settle` in src/gpu/wgmma_triton.py, at the end of each iteration of such a loop, prevents both. This script checks all
-kernels in Triton's cache (TRITON_CACHE_DIR, ~/.triton/cache) or in DIR, so run the kernels first. It prints a line for
-each kernel that does not wait, and exits with 1 if there is one.
+`settle` in src/gpu/wgmma_triton.py, at the end of each iteration of such a loop, prevents both. The third one is in
+`wgmma_descriptors`. This script checks all kernels in Triton's cache (TRITON_CACHE_DIR, ~/.triton/cache) or in DIR, so
+run the kernels first, or those of a list, which it compiles without a GPU. It prints a line for each kernel with a
+fault, and exits with 1 if there is one.
 """
 
+import json
 import os
 import re
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from benchmarks.machine_code import Instruction, disassembled, parsed
+from benchmarks.wgmma_descriptors import wrong_descriptors
 from src.system.workers import cpu_count
 
-ADDRESS = re.compile(r"\s*/\*([0-9a-f]+)\*/\s+(?:@!?U?P\w+\s+)?(\S+)\s*(.*?)\s*;")
-LABEL = re.compile(r"(\.L\S+):")
 REGISTER = re.compile(r"\bR(\d+)\b")
 OPERAND_REGISTERS = 4  # of a thread, for the left operand
 WIDTHS = (("LDSM", 4), (".128", 4), (".64", 2), ("CS2R", 2), (".WIDE", 2))  # registers that an instruction writes
 READERS = ("ST", "RED", "ATOMS", "BAR", "LDGSTS", "SYNCS", "EXIT", "BRA")  # write no register
 TARGET = re.compile(r"\((\.L\S+?)\)")
-
-
-class Instruction(NamedTuple):
-    address: str
-    name: str
-    operands: str
 
 
 class Finding(NamedTuple):
@@ -81,18 +78,6 @@ def findings(machine_code: str) -> Iterator[Finding]:
             at += 1
 
 
-def parsed(machine_code: str) -> tuple[list[Instruction], dict[str, int]]:
-    """Returns the instructions of a listing, and the index of the instruction after each label."""
-    code: list[Instruction] = []
-    labels: dict[str, int] = {}
-    for line in machine_code.splitlines():
-        if label := LABEL.match(line):
-            labels[label[1]] = len(code)
-        elif address := ADDRESS.match(line):
-            code.append(Instruction(*address.groups()))
-    return code, labels
-
-
 def registers(instruction: Instruction) -> set[int]:
     """Returns the registers that an instruction names; of a range only the first."""
     return {int(number) for number in REGISTER.findall(instruction.operands)}
@@ -118,38 +103,52 @@ def product(instruction: Instruction) -> Product:
     return Product(set(range(first, first + columns // 2)), operand)
 
 
-def disassembled(kernel: Path) -> str:
-    import triton
+def compile_lists(lists: Sequence[str]) -> None:
+    """Compiles the kernels of lists (src/gpu/precompile.py), which needs no GPU, into Triton's cache."""
+    from src.gpu.precompile import compile_kernel, import_kernels, side_by_side
 
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
-    return subprocess.run([tool, "-c", kernel], capture_output=True, text=True, check=True).stdout
+    entries = [entry for path in lists for entry in json.loads(Path(path).read_text("utf-8"))]
+    import_kernels(entries)
+    if not side_by_side([partial(compile_kernel, entry) for entry in entries], cpu_count()):
+        sys.exit(1)
 
 
 def main() -> None:
-    if len(sys.argv) > 2:
-        print("usage: python -m benchmarks.wgmma_waits [DIR]", file=sys.stderr)
+    lists = [argument for argument in sys.argv[1:] if argument.endswith(".json")]
+    if len(sys.argv) > 2 and len(lists) < len(sys.argv) - 1:
+        print("usage: python -m benchmarks.wgmma [DIR | kernels.json ..]", file=sys.stderr)
         sys.exit(2)
-    home = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else home)
+    with TemporaryDirectory() as new:
+        home = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
+        if lists:
+            home = os.environ["TRITON_CACHE_DIR"] = new
+            compile_lists(lists)
+        sys.exit(check(Path(sys.argv[1] if sys.argv[1:] and not lists else home)))
+
+
+def check(folder: Path) -> int:
+    """Prints the faults of the kernels in a folder; returns the exit code."""
     kernels = sorted(folder.rglob("*.cubin"))
     if not kernels:
         print(f"{folder} has no compiled kernel (*.cubin): run the kernels on a GPU first", file=sys.stderr)
-        sys.exit(2)
-    using = early = 0
+        return 2
+    using = early = wrong = 0
     with ThreadPoolExecutor(cpu_count()) as pool:
-        codes = pool.map(disassembled, kernels)
-    for kernel, code in zip(kernels, codes, strict=True):
-        using += "HGMMA" in code
-        not_waiting = list(findings(code))
-        if not_waiting:
-            early += 1
-            first = not_waiting[0].instruction
-            print(
-                f"{kernel}: {len(not_waiting)} instructions do not wait, "
-                f"first {first.address} {first.name} {first.operands}"
-            )
-    print(f"{len(kernels)} kernels, {using} with wgmma, {early} that do not wait for it")
-    sys.exit(1 if early else 0)
+        listings = pool.map(disassembled, kernels)
+    for kernel, listing in zip(kernels, listings, strict=True):
+        using += "HGMMA" in listing
+        not_waiting = [finding.instruction for finding in findings(listing)]
+        misplaced = wrong_descriptors(parsed(listing)[0])
+        early += bool(not_waiting)
+        wrong += bool(misplaced)
+        for what, instructions in (("do not wait", not_waiting), ("have a wrong descriptor", misplaced)):
+            if instructions:
+                first = f"{instructions[0].address} {instructions[0].name} {instructions[0].operands}"
+                print(f"{kernel}: {len(instructions)} instructions {what}, first {first}")
+    print(
+        f"{len(kernels)} kernels, {using} with wgmma, {early} that do not wait for it, {wrong} with wrong descriptors"
+    )
+    return int(early + wrong > 0)
 
 
 if __name__ == "__main__":

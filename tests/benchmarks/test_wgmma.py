@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.wgmma_waits import findings
+from benchmarks.machine_code import parsed
+from benchmarks.wgmma import findings
+from benchmarks.wgmma_descriptors import wrong_descriptors
 from tests.support import ROOT
 
 LOOP = """
@@ -59,6 +61,40 @@ def test_a_left_factor_is_written_too_early(name: str, wanted: tuple[int, ...]) 
     assert [finding.registers for finding in findings(code)] == [wanted][: len(wanted)]
 
 
+DESCRIPTORS = """
+        /*0100*/                   USHF.R.U32.HI UR8, URZ, 0x4, UR5 ;
+        /*0110*/                   UMOV UR4, URZ ;
+        /*0120*/                   USGXT.U32 UR8, UR8, 0xe ;
+        /*0130*/                   UIADD3 UR6, UP0, UR8, 0x2, URZ ;
+        /*0140*/                   UIADD3.X UR7, {upper}, 0x40000040, URZ, UP0, !UPT ;
+        /*0150*/                   MOV R9, UR7 ;
+        /*0160*/                   STL [R1+0x8], R9 ;
+        /*0170*/                   LDC R9, c[0x0][0x210] ;
+        /*0180*/                   LDL R10, [R1+{slot}] ;
+        /*0190*/                   R2UR UR19, {word} ;
+        /*01a0*/                   UIADD3.64 UR20, UR6, 0x7e, URZ ;
+        /*01b0*/                   UMOV UR22, UR6 ;
+        /*01c0*/                   UMOV UR23, UR7 ;
+        /*01d0*/                   HGMMA.64x16x16.F32 R56, R24, gdesc[UR16], R56 ;
+        /*01e0*/                   HGMMA.64x16x16.F32 R56, gdesc[UR20].tnspA.tnspB, R56, gsb0 ;
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ({}, []),
+        ({"upper": "UR5"}, ["01d0", "01e0"]),  # as ptxas 12.8 mistook a register for the one that has 0
+        ({"slot": "0xc"}, ["01d0"]),
+        ({"word": "R51"}, ["01d0"]),  # which nothing has written, as in another kernel
+        ({"word": "R9"}, ["01d0"]),
+    ],
+)
+def test_the_layout_in_a_descriptor_is_a_constant(change: dict[str, str], wanted: list[str]) -> None:
+    code = DESCRIPTORS.format(**{"upper": "UR4", "slot": "0x8", "word": "R10"} | change)
+    assert [instruction.address for instruction in wrong_descriptors(parsed(code)[0])] == wanted
+
+
 COMPILED = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
@@ -81,13 +117,13 @@ compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8, "num_
 def test_mobilenet_waits_for_its_products(tmp_path: Path) -> None:
     """As compiled for an H200; without `settle`, the next factor is written and float16 read too early."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    for command in (["-c", COMPILED], ["-m", "benchmarks.wgmma_waits", str(tmp_path)]):
+    for command in (["-c", COMPILED], ["-m", "benchmarks.wgmma", str(tmp_path)]):
         ended = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert ended.stdout == "1 kernels, 1 with wgmma, 0 that do not wait for it\n"
+    assert ended.stdout == "1 kernels, 1 with wgmma, 0 that do not wait for it, 0 with wrong descriptors\n"
 
 
 def test_a_folder_without_kernels(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.wgmma_waits", str(tmp_path)]
+    command = [sys.executable, "-m", "benchmarks.wgmma", str(tmp_path)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 2 and "no compiled kernel" in ended.stderr
