@@ -114,7 +114,7 @@ lint: env
 GPU_PYTHON ?= $(BIN)/python
 test-gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),env)
 	$(GPU_PYTHON) -m pytest -m gpu
-	$(GPU_PYTHON) -m benchmarks.wgmma_waits
+	$(GPU_PYTHON) -m benchmarks.wgmma
 
 PART ?= 1/1
 OUT ?= outputs/options

@@ -16,10 +16,14 @@ REGISTER = re.compile(r"(U?R)(\d+)")
 NUMBER = re.compile(r"-?(0x[0-9a-f]+|\d+)")
 PREDICATE = re.compile(r"!?U?P(T|\d+)")
 MODIFIERS = re.compile(r"^[-~|!]|\.reuse$|\|$")
+Value = frozenset[str]  # of what unknown values it is the exclusive or: registers are swapped by three of these
+CONSTANT: Value = frozenset()
+UNKNOWN: Value = frozenset({"unknown"})
+COPIES = {"IMAD.MOV.U32", "IMAD.U32", "MOV", "R2UR", "UMOV"}
+XOR = "0x3c"
 # Their result is a constant where all that they read is.
 ARITHMETIC = {
-    "IADD3", "IADD3.X", "IMAD.MOV", "IMAD.MOV.U32", "IMAD.U32", "IMAD.X", "LOP3.LUT", "MOV", "R2UR", "SEL",
-    "UIADD3", "UIADD3.X", "ULOP3.LUT", "UMOV", "USEL",
+    "CS2R", "IADD3", "IADD3.X", "IMAD.X", "LOP3.LUT", "SEL", "UIADD3", "UIADD3.X", "ULOP3.LUT", "USEL",
 }  # fmt: skip
 WIDTHS = ((".128", 4), (".M88.4", 4), (".64", 2), (".WIDE", 2), ("CS2R", 2))  # registers that are written
 LOCAL = re.compile(r"\[R1(?:\+0x([0-9a-f]+))?\]")  # of a thread: where registers are kept that are too many
@@ -27,20 +31,21 @@ LOCAL = re.compile(r"\[R1(?:\+0x([0-9a-f]+))?\]")  # of a thread: where register
 
 def wrong_descriptors(code: Sequence[Instruction]) -> list[Instruction]:
     """Returns the products a second word of whose descriptors is not a constant; follows the code twice, in order."""
-    constants, kept = {"RZ", "URZ"}, set[int]()
+    values = {"RZ": CONSTANT, "URZ": CONSTANT, "SRZ": CONSTANT}
+    kept: dict[int, Value] = {}
     wrong: dict[str, Instruction] = {}
     for instruction in [*code, *code]:
         operands = [MODIFIERS.sub("", part.strip()) for part in instruction.operands.split(",")]
         operands = [part for part in operands if not PREDICATE.fullmatch(part)]
         if instruction.name.startswith("HGMMA"):
-            if not all(word in constants for word in second_words(operands)):
+            if any(values.get(word, UNKNOWN) != CONSTANT for word in second_words(operands)):
                 wrong[instruction.address] = instruction
             columns = int(instruction.name.split(".")[1].split("x")[1])
-            constants.difference_update(names(operands[0], columns // 2))
+            values.update(dict.fromkeys(names(operands[0], columns // 2), UNKNOWN))
         elif instruction.name.startswith(("STL", "LDL")):
-            kept_apart(instruction, operands, constants, kept)
+            keep_apart(instruction, operands, values, kept)
         elif not instruction.name.startswith(("ST", "RED", "BAR", "ATOM")) and REGISTER.fullmatch(operands[0]):
-            update(instruction.name, operands, constants)
+            update(instruction, operands, values)
     return list(wrong.values())
 
 
@@ -53,22 +58,28 @@ def second_words(operands: Sequence[str]) -> Iterator[str]:
     yield f"UR{first + 3}"
 
 
-def update(name: str, operands: Sequence[str], constants: set[str]) -> None:
-    """Notes whether the registers that an instruction writes have constants."""
+def update(instruction: Instruction, operands: Sequence[str], values: dict[str, Value]) -> None:
+    """Notes what an instruction writes."""
+    name = instruction.name
     width = next((width for part, width in WIDTHS if part in name), 1)
-    written = names(operands[0], width)
+    sources = [CONSTANT if NUMBER.fullmatch(part) else values.get(part, UNKNOWN) for part in operands[1:]]
     if name == "UIADD3.64":
-        sources = names(operands[1], 2) if operands[1] != "URZ" else ["URZ", "URZ"]
-        is_constant = [source in constants for source in sources]
+        pair = names(operands[1], 2) if REGISTER.fullmatch(operands[1]) else [operands[1]] * 2
+        new = [values.get(source, UNKNOWN) for source in pair]
+    elif name in COPIES:
+        new = [sources[-1]]
+    elif name.endswith("LOP3.LUT") and operands[4:] == [XOR]:
+        new = [sources[0] ^ sources[1] ^ sources[2]]
     else:
-        reads = all(source in constants or NUMBER.fullmatch(source) for source in operands[1:])
-        is_constant = [name in ARITHMETIC and reads] * width
-    for register, whether in zip(written, is_constant, strict=True):
-        constants.add(register) if whether else constants.discard(register)
+        is_constant = name in ARITHMETIC and all(source == CONSTANT for source in sources)
+        new = [CONSTANT if is_constant else frozenset({f"{instruction.address}:{word}"}) for word in range(width)]
+    values.update(zip(names(operands[0], len(new)), new, strict=True))
 
 
-def kept_apart(instruction: Instruction, operands: Sequence[str], constants: set[str], kept: set[int]) -> None:
-    """Notes whether what STL puts into a thread's memory and LDL takes from it are constants."""
+def keep_apart(
+    instruction: Instruction, operands: Sequence[str], values: dict[str, Value], kept: dict[int, Value]
+) -> None:
+    """Notes what STL puts into a thread's memory and LDL takes from it."""
     place = LOCAL.search(instruction.operands)
     register = next((part for part in operands if REGISTER.fullmatch(part)), None)
     if place is None or register is None:
@@ -76,11 +87,10 @@ def kept_apart(instruction: Instruction, operands: Sequence[str], constants: set
     width = next((width for part, width in WIDTHS if part in instruction.name), 1)
     begin = int(place[1] or "0", 16)
     for word, name in enumerate(names(register, width)):
-        at = begin + 4 * word
         if instruction.name.startswith("STL"):
-            kept.add(at) if name in constants else kept.discard(at)
+            kept[begin + 4 * word] = values.get(name, UNKNOWN)
         else:
-            constants.add(name) if at in kept else constants.discard(name)
+            values[name] = kept.get(begin + 4 * word, UNKNOWN)
 
 
 def names(register: str, count: int) -> list[str]:

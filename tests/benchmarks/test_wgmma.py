@@ -61,12 +61,16 @@ def test_a_left_factor_is_written_too_early(name: str, wanted: tuple[int, ...]) 
     assert [finding.registers for finding in findings(code)] == [wanted][: len(wanted)]
 
 
+SWAP = """ULOP3.LUT UR7, UR8, UR7, URZ, 0x3c, !UPT ;
+        /*0146*/                   ULOP3.LUT UR8, UR8, UR7, URZ, 0x3c, !UPT ;
+        /*0147*/                   ULOP3.LUT UR7, UR8, UR7, URZ, 0x3c, !UPT"""
 DESCRIPTORS = """
         /*0100*/                   USHF.R.U32.HI UR8, URZ, 0x4, UR5 ;
         /*0110*/                   UMOV UR4, URZ ;
         /*0120*/                   USGXT.U32 UR8, UR8, 0xe ;
         /*0130*/                   UIADD3 UR6, UP0, UR8, 0x2, URZ ;
         /*0140*/                   UIADD3.X UR7, {upper}, 0x40000040, URZ, UP0, !UPT ;
+        /*0145*/                   {swap} ;
         /*0150*/                   MOV R9, UR7 ;
         /*0160*/                   STL [R1+0x8], R9 ;
         /*0170*/                   LDC R9, c[0x0][0x210] ;
@@ -86,12 +90,15 @@ DESCRIPTORS = """
         ({}, []),
         ({"upper": "UR5"}, ["01d0", "01e0"]),  # as ptxas 12.8 mistook a register for the one that has 0
         ({"slot": "0xc"}, ["01d0"]),
+        ({"swap": SWAP}, ["01d0", "01e0"]),
+        ({"swap": f"{SWAP} ;\n /*0148*/ UMOV UR7, UR8"}, []),
         ({"word": "R51"}, ["01d0"]),  # which nothing has written, as in another kernel
         ({"word": "R9"}, ["01d0"]),
+        ({"upper": "UR12"}, ["01d0", "01e0"]),
     ],
 )
 def test_the_layout_in_a_descriptor_is_a_constant(change: dict[str, str], wanted: list[str]) -> None:
-    code = DESCRIPTORS.format(**{"upper": "UR4", "slot": "0x8", "word": "R10"} | change)
+    code = DESCRIPTORS.format(**{"upper": "UR4", "slot": "0x8", "word": "R10", "swap": "NOP"} | change)
     assert [instruction.address for instruction in wrong_descriptors(parsed(code)[0])] == wanted
 
 
