@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 from src.system import later_dynamo
 
+LEGENDRE = "e3nn.o3._angular_spherical_harmonics"
 OPTIONAL = ("scipy", "transformers", "matplotlib", "torchvision")
 
 
@@ -57,6 +59,11 @@ def import_dynamo_later() -> None:
     later_dynamo.install()
 
 
+def import_sympy_later() -> None:
+    """Has e3nn import sympy for its Legendre polynomials alone, which are not used here."""
+    sys.meta_path.insert(0, SympyLater())
+
+
 class Patch(NamedTuple):
     """A patch, the environment variable that switches it off, and the first figures of the tried versions."""
 
@@ -80,12 +87,13 @@ TORCHMETRICS = Patch(
 DYNAMO = Patch(
     import_dynamo_later, "REPRISE_PLAIN_START", {"torch": ("2.11.", "2.13."), "pytorch-lightning": ("2.6.",)}
 )
+E3NN = Patch(import_sympy_later, "REPRISE_PLAIN_START", {"e3nn": ("0.6.",)})
 installed: list[Patch] = []
 
 
 def install(*patches: Patch) -> None:
     """Applies patches, all if none is given, where they are wanted, each once."""
-    for patch in patches or (HYDRA, TORCHMETRICS, DYNAMO):
+    for patch in patches or (HYDRA, TORCHMETRICS, DYNAMO, E3NN):
         if patch not in installed and patch.is_wanted:
             installed.append(patch)
             patch.apply()
@@ -129,3 +137,48 @@ def hidden(names: Sequence[str]) -> Iterator[None]:
         imports.__dict__["_version"] = original
         for name in names:
             del sys.modules[name]
+
+
+class SympyLater(MetaPathFinder):
+    """Finds e3nn's module of Legendre polynomials with a loader that has it import sympy later."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        is_meant = fullname == LEGENDRE and "sympy" not in sys.modules
+        spec = PathFinder.find_spec(fullname, path, target) if is_meant else None
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = SympyLaterLoader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class SympyLaterLoader(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        stand_in = sys.modules["sympy"] = NamesOfSympy("sympy")
+        try:
+            super().exec_module(module)
+        finally:
+            del sys.modules["sympy"]
+        parts = vars(module)
+        polynomial = parts["_poly_legendre"]  # the one function that uses sympy, by another
+
+        @wraps(polynomial)
+        def polynomial_with_sympy(*arguments: Any) -> Any:
+            sympy = import_module("sympy")
+            parts.update({name: getattr(sympy, name) for name in stand_in.names}, _poly_legendre=polynomial)
+            return polynomial(*arguments)
+
+        parts["_poly_legendre"] = polynomial_with_sympy
+
+
+class NamesOfSympy(ModuleType):
+    """Notes the names that a module takes from sympy."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.names: list[str] = []
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self.names.append(name)

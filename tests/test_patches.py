@@ -53,7 +53,7 @@ for model in ("dlrm", "distilbert", "mobilenet_v1", "moflow", "se3_transformer")
 import torch
 torch.optim.SGD([torch.ones(2, requires_grad=True)], lr=0.1).step()  # asks for torch._dynamo
 late = {"torch._dynamo.config", "matplotlib", "transformers", "torchvision", "scipy", "polars", "pandas", "wandb",
-        "torchrec", "src.report.compare.page", "src.sweep.status"}
+        "torchrec", "sympy", "src.report.compare.page", "src.sweep.status"}
 print(*late & set(sys.modules))
 """
 
@@ -75,17 +75,20 @@ from src.patches import install
 install()
 import pytorch_lightning as pl, torch
 from lightning_fabric.wrappers import _unwrap_compiled
-from src.system.later_dynamo import is_imported
+from src.system.later_dynamo import is_imported, stance
 net = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 assert _unwrap_compiled(net) == (net, None)
 net(torch.ones(1, 2)).sum().backward()
 optimizer.step()
 optimizer.zero_grad()
-print(is_imported())
+with stance("force_eager"):
+    print(is_imported())
 compiled = torch.compile(net, backend="eager")
 assert torch.allclose(compiled(torch.ones(1, 2)), net(torch.ones(1, 2)))
 assert _unwrap_compiled(compiled)[0] is net
+with stance("force_eager"):
+    print(torch._dynamo.eval_frame._stance.stance)
 compiled(torch.ones(1, 2)).sum().backward()
 optimizer.step()
 optimizer.zero_grad()
@@ -95,7 +98,7 @@ print(is_imported(), torch._dynamo is sys.modules["torch._dynamo"], torch._dynam
 
 @pytest.mark.slow
 def test_dynamo_is_imported_once_something_is_compiled() -> None:
-    assert printed(DYNAMO, REPRISE_PLAIN_START="") == ["False", "True True torch._dynamo.config"]
+    assert printed(DYNAMO, REPRISE_PLAIN_START="") == ["False", "force_eager", "True True torch._dynamo.config"]
 
 
 @pytest.mark.slow
@@ -111,6 +114,27 @@ def test_dynamo_is_imported_once_something_is_compiled() -> None:
 )
 def test_dynamo_can_be_imported_in_every_way(code: str) -> None:
     assert not printed(f"from src.patches import install; install(); {code}", REPRISE_PLAIN_START="")
+
+
+E3NN = """
+import sys
+from src.patches import install
+install()
+import torch
+from e3nn import o3
+print("sympy" in sys.modules)
+angles = torch.linspace(0.1, 3, 5, dtype=torch.float64)
+x, z, y = (torch.sin(angles) * torch.sin(angles), torch.sin(angles) * torch.cos(angles), torch.cos(angles))
+by_angles = o3.spherical_harmonics_alpha_beta([0, 1, 2, 3], angles, angles)  # Legendre polynomials, by sympy
+print(torch.allclose(by_angles, o3.spherical_harmonics([0, 1, 2, 3], torch.stack([x, y, z], -1), normalize=True,
+                                                       normalization="integral")), "sympy" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("switch", "is_loaded"), [("", "False"), ("1", "True")])
+def test_e3nn_imports_sympy_for_polynomials_unless_switched_off(switch: str, is_loaded: str) -> None:
+    assert printed(E3NN, REPRISE_PLAIN_START=switch) == [is_loaded, "True True"]
 
 
 @pytest.mark.parametrize(("switch", "output_root"), [("", "2024_11"), ("1", "202411")])
@@ -133,7 +157,7 @@ def test_sweepers_of_others_get_plain_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    "patch", [patches.HYDRA, patches.TORCHMETRICS, patches.DYNAMO], ids=lambda patch: patch.apply.__name__
+    "patch", [patches.HYDRA, patches.TORCHMETRICS, patches.DYNAMO, patches.E3NN], ids=lambda patch: patch.apply.__name__
 )
 def test_an_untried_version_is_left_as_it_is(patch: patches.Patch, monkeypatch: pytest.MonkeyPatch) -> None:
     applied: list[str] = []

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 
 import torch
 
+from src.system.later_dynamo import stance
+
 
 @contextmanager
 def exact_products(device: torch.device) -> Iterator[None]:
@@ -16,7 +18,7 @@ def exact_products(device: torch.device) -> Iterator[None]:
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     try:
-        with torch.autocast(device.type, enabled=False), torch.compiler.set_stance("force_eager"):
+        with torch.autocast(device.type, enabled=False), stance("force_eager"):
             yield
     finally:
         torch.set_float32_matmul_precision(matmul)

@@ -6,6 +6,7 @@ functions that do nothing outside of `torch.compile`. These have stand-ins here;
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from importlib import import_module
 from threading import RLock
@@ -80,3 +81,8 @@ class LaterTraceRules:
 def is_imported() -> bool:
     """Returns whether the package itself is in its place."""
     return not isinstance(sys.modules.get(NAME), LaterDynamo | None)
+
+
+def stance(name: str) -> AbstractContextManager[object]:
+    """Returns `torch.compiler.set_stance(name)`; a context that does nothing while nothing is compiled."""
+    return sys.modules["torch"].compiler.set_stance(name) if is_imported() else nullcontext()
