@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -177,7 +178,7 @@ class Ranks:
             if time.monotonic() > last_s:
                 send(alive, signal.SIGKILL)
             stopped.look(alive)
-            time.sleep(LOOKS_EVERY_S)
+            connection.wait([process.sentinel for process in alive.values()], LOOKS_EVERY_S)
         if self._asked is not None:
             raise Asked(self._asked)
         if exits:
