@@ -58,7 +58,15 @@ def test_a_variable_is_there_when_modules_are_imported(tmp_path: Path) -> None:
 
 
 def test_signals_and_a_limit_of_time(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("import signal, sys\nprint('here', flush=True)\nsignal.pause()")
+    script = """import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which is ignored where tests run in the background
+ends, begins = os.pipe()
+os.set_blocking(begins, False)
+signal.set_wakeup_fd(begins)  # for a signal that comes before the wait
+print('here', flush=True)
+os.read(ends, 1)
+"""
+    (tmp_path / "script.py").write_text(script)
     waiting = warm.Command("script.py", cwd=tmp_path, group=True)
     assert waiting.stdout.readline() == "here\n" and waiting.poll() is None and os.getsid(waiting.pid) == waiting.pid
     waiting.send_signal(signal.SIGINT)
