@@ -107,6 +107,10 @@ def compile_lists(lists: Sequence[str]) -> None:
     """Compiles the kernels of lists (src/gpu/precompile.py), which needs no GPU, into Triton's cache."""
     from src.gpu.precompile import compile_kernel, import_kernels, side_by_side
 
+    for path in lists:
+        if not Path(path).is_file():
+            print(f"{path} is no file: name lists as src/models/dlrm/fast/kernels.json", file=sys.stderr)
+            sys.exit(2)
     entries = [entry for path in lists for entry in json.loads(Path(path).read_text("utf-8"))]
     import_kernels(entries)
     if not side_by_side([partial(compile_kernel, entry) for entry in entries], cpu_count()):

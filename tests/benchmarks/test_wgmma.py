@@ -1,5 +1,6 @@
 """Machine code that does not wait for the tensor cores: how it is found, and that ours does."""
 
+import json
 import os
 import subprocess
 import sys
@@ -95,6 +96,7 @@ DESCRIPTORS = """
         ({"word": "R51"}, ["01d0"]),  # which nothing has written, as in another kernel
         ({"word": "R9"}, ["01d0"]),
         ({"upper": "UR12"}, ["01d0", "01e0"]),
+        ({"swap": "CS2R R12, SRZ", "word": "R13"}, []),  # two registers become 0
     ],
 )
 def test_the_layout_in_a_descriptor_is_a_constant(change: dict[str, str], wanted: list[str]) -> None:
@@ -128,6 +130,22 @@ def test_mobilenet_waits_for_its_products(tmp_path: Path) -> None:
         ended = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout == "1 kernels, 1 with wgmma, 0 that do not wait for it, 0 with wrong descriptors\n"
+
+
+@pytest.mark.slow
+def test_kernels_of_a_list_are_compiled_without_a_gpu(tmp_path: Path) -> None:
+    entries = json.loads((ROOT / "src/models/distilbert/fast/kernels.json").read_text("utf-8"))
+    (tmp_path / "two.json").write_text(json.dumps(entries[:2]))
+    command = [sys.executable, "-m", "benchmarks.wgmma", str(tmp_path / "two.json")]
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout.split(",")[0]) == (0, "2 kernels"), ended.stdout + ended.stderr
+
+
+def test_a_list_that_is_not_there(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.wgmma", str(tmp_path / "none.json")]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 2 and len(ended.stderr.splitlines()) == 1 and "none.json is no file" in ended.stderr
 
 
 def test_a_folder_without_kernels(tmp_path: Path) -> None:
