@@ -27,6 +27,7 @@ from src.printable import printable, tell
 from src.system import openmp
 from src.system.group import Unmet, agent, check_variables, rank, speaks, started_by
 from src.system.interpreter import safe_path
+from src.system.loading import keep_loaded, load_torch_ahead
 from src.system.masking import mask_error, mask_process, masked_text, watch_process
 from src.system.pipes import outlive_readers
 from src.system.signals import end_with_parent
@@ -54,6 +55,7 @@ def run_job(job: Callable[[DictConfig], object], config: DictConfig, fields: typ
     Args:
         fields: the dataclass with the types of the config's values, which are then checked before torch is imported.
     """
+    keep_loaded()
     starting.ended("config")
     watch(config)
     mask_process()
@@ -141,6 +143,7 @@ def run_main(main: Callable[[], None]) -> None:
 def begin(complete: Callable[[list[str]], list[str]]) -> None:
     """Prepares this process for Hydra, and checks and completes its arguments."""
     starting.ended("interpreter")
+    gc.disable()  # until a job begins: Hydra's check of an override may import the model
     outlive_readers()
     watch_process()
     os.environ |= safe_path()
@@ -162,6 +165,8 @@ def begin(complete: Callable[[list[str]], list[str]]) -> None:
         sys.exit(fail(str(error)))
     if {"--cfg", "-c"} & set(sys.argv):
         sys.argv.append("--resolve")  # a config is asked for to see its values
+    if not any(argument.startswith("-") for argument in sys.argv[1:]):  # else a sweep or a question, without torch
+        load_torch_ahead()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us as exceptions instead of Hydra's own print-out
 
 

@@ -27,6 +27,7 @@ from src.sweep.runner import Runner, Slots
 from src.system.files import claimed
 from src.system.group import started_by
 from src.system.interpreter import python
+from src.system.loading import keep_loaded
 from src.system.masking import MASK
 
 # Hydra's settings of the sweep itself: they are not passed on to a job.
@@ -48,6 +49,7 @@ class IsolatedLauncher(Launcher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         check_values("sweep.", config.sweep, Sweep)  # first: hydra.launcher takes its values from there
         check_plugin(config, "launcher")
+        keep_loaded()  # this process imports little, and lasts as long as its jobs
         claim_folder(config)
         self.context, self.config = hydra_context, config
 
