@@ -86,7 +86,7 @@ def rows_of(batch: Tokens, dtype: torch.dtype) -> list[Row]:
     x, residual, grad = (torch.randn(rows, DIM, device="cuda", dtype=dtype) for _ in range(3))
     h, wide_grad = (torch.randn(rows, WIDE, device="cuda", dtype=dtype) for _ in range(2))
     partials = fused.rows.new_partials(rows, 3 * DIM + WIDE, x)
-    of_norm, of_wide = partials[:, : 3 * DIM], partials[:, 3 * DIM :]
+    of_norm, of_wide, of_qkv = partials[:, : 3 * DIM], partials[:, 3 * DIM :], x.new_zeros(768, 3 * DIM).float()
     _, statistics = fused.rows.add_norm(x, residual, weight, bias, EPS, drop)
     words = fused.embedding.token_ids(batch)
     tables = [torch.randn(size, DIM, device="cuda") for size in (SIZES.vocab_size, LENGTH)]
@@ -107,8 +107,8 @@ def rows_of(batch: Tokens, dtype: torch.dtype) -> list[Row]:
             device_ms(lambda: fused.rows.embed_backward(
                 grad, words, *tables, weight, statistics, drop, of_norm[:, : 2 * DIM])),
             bytes=(once + rows * DIM * 4, once + 2 * rows * DIM * 4)),
-        Row("sums over rows", device_ms(lambda: h[:, : 3 * DIM].sum(0, dtype=torch.float32)),
-            device_ms(lambda: partials.sum(0)), bytes=(3 * once, partials.numel() * 4)),
+        Row("sums of partials", 0.0, device_ms(lambda: fused.rows.sum_partials(partials, of_qkv)),
+            bytes=(0, (partials.numel() + of_qkv.numel()) * 4)),
         Row("rows of words", device_ms(lambda: fused.rows.sum_by_id(
             x.float(), words.ids, torch.empty_like(tables[0]), 0)), 0.0),
     ]  # fmt: skip

@@ -80,7 +80,7 @@ def flash(q: Tensor, k: Tensor, v: Tensor, options: Any) -> tuple[Tensor, Tensor
 
 def flash_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logs: Tensor, grads: tuple[Tensor, ...], options: Any
-) -> None:
+) -> Tensor:
     heads, result, rest = saved.pop(logs.data_ptr())
     above = grad.unflatten(0, (result.shape[0], -1)).unflatten(2, (options.num_heads, -1)).transpose(1, 2)
     gradients = torch.ops.aten._scaled_dot_product_flash_attention_backward(
@@ -88,6 +88,7 @@ def flash_backward(
     )
     for target, gradient in zip(grads, gradients, strict=True):
         target.copy_(gradient.transpose(1, 2).flatten(2).flatten(0, 1))
+    return torch.cat([target.sum(0, keepdim=True, dtype=torch.float32) for target in grads], 1)
 
 
 def add_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float, drop: Any) -> tuple[Tensor, Tensor]:

@@ -164,7 +164,10 @@ def attention(
     fused: Any, batch: Tokens, heads: int, head: int, dtype: torch.dtype, device: str = "cpu",
     dropout: float = 0.0, first_only: bool = False, far: float = 0.0,
 ) -> Difference:  # fmt: skip
-    """Compares queries, keys and values; `far` is how far all scores are below 0."""
+    """Compares queries, keys, values and biases in them, whose gradient must have equal bits in each call.
+
+    `far` is how far all scores are below 0.
+    """
     layout, drop = Layout.of(batch), seeded(fused, dropout, device)
     options = fused.attention.AttentionOptions(layout.sentences, heads, drop, first_only)
     tokens, dim = batch.ids.numel(), heads * head
@@ -176,21 +179,26 @@ def attention(
     if far:
         q[:, ::head], kv[:, :dim:head] = far**0.5, -((far * head) ** 0.5)
 
-    def kernel(q: Tensor, kv: Tensor) -> tuple[Tensor, Back]:
+    def kernel(q: Tensor, kv: Tensor, _: Tensor) -> tuple[Tensor, Back]:
         k, v = kv.chunk(2, 1)
         out, logs = fused.attention.attend(q, k, v, options)
 
         def back(grad: Tensor) -> Sequence[Tensor]:
             grads = torch.full_like(q, torch.nan), torch.full_like(kv, torch.nan)
-            fused.attention.attend_backward(grad, q, k, v, out, logs, (grads[0], *grads[1].chunk(2, 1)), options)
-            return grads
+            parts = grads[0], *grads[1].chunk(2, 1)
+            partials, again = (
+                fused.attention.attend_backward(grad, q, k, v, out, logs, parts, options) for _ in range(2)
+            )
+            assert torch.equal(partials, again)
+            return *grads, partials.sum(0)
 
         return out, back
 
     kept = mask_of_attention(fused, options, layout, head, device)
     rows_of = rows_of_sentences(layout)
 
-    def plain(q: Tensor, kv: Tensor) -> Tensor:
+    def plain(q: Tensor, kv: Tensor, bias: Tensor) -> Tensor:
+        q, kv = q + bias[:dim], kv + bias[dim:]
         out = torch.zeros_like(q)
         for number, (rows, keys) in enumerate(rows_of):
             mine = slice(number, number + 1) if first_only else rows
@@ -200,7 +208,14 @@ def attention(
             out[mine] = context.transpose(0, 1).flatten(1)
         return out
 
-    return difference(lambda *inputs: Pair.apply(kernel, *inputs), plain, [q, kv])
+    bias = torch.zeros(3 * dim, device=device)
+    return difference(lambda *inputs: Pair.apply(kernel, *inputs), plain, [q, kv, bias])
+
+
+def sum_partials(fused: Any, shapes: Sequence[tuple[int, int]], device: str = "cpu") -> float:
+    """Returns the error of the sums of two tensors of these shapes."""
+    parts = [random(*shape, seed=shape[0], device=device) for shape in shapes]
+    return error(fused.rows.sum_partials(*(x.float() for x in parts)), torch.cat([x.sum(0) for x in parts]))
 
 
 def rows_of_sentences(layout: Layout) -> list[tuple[slice, slice]]:

@@ -10,7 +10,7 @@ import torch
 from src.models.distilbert import Sizes, fast
 from src.models.distilbert.fast.embedding import FastEmbeddings  # noqa: F401  # imports the kernels
 from src.models.distilbert.fast.layer import Layer  # noqa: F401  # these too
-from tests.support.distilbert_kernels import attention, embedding, gelu, layer, norm, sentences, sum_by_id
+from tests.support.distilbert_kernels import attention, embedding, gelu, layer, norm, sentences, sum_by_id, sum_partials
 from tests.support.tiny_distilbert import tiny_distilbert
 from tests.support.trained import Trained, trained
 
@@ -71,6 +71,11 @@ def test_embedding_agrees_with_float64(
 @pytest.mark.parametrize(("tokens", "count", "padding"), [(49152, 30522, 0), (1500, 30522, 0), (1500, 512, -1)])
 def test_sum_by_id_agrees_with_float64(tokens: int, count: int, padding: int, fused: Any) -> None:
     assert sum_by_id(fused, tokens, count, 768, padding, CUDA) < 1e-5
+
+
+@pytest.mark.parametrize("shapes", [[(528, 7680), (768, 2304)], [(1, 100), (5000, 33)]])
+def test_sums_of_partials_agree_with_float64(shapes: list[tuple[int, int]], fused: Any) -> None:
+    assert sum_partials(fused, shapes, CUDA) < 1e-5
 
 
 @pytest.mark.parametrize(("dropout", "first_only"), [(0.0, False), (0.1, False), (0.1, True)])

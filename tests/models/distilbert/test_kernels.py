@@ -26,6 +26,7 @@ from tests.support.distilbert_kernels import (
     seeded,
     sentences,
     sum_by_id,
+    sum_partials,
 )
 from tests.support.hugging_face import SIZES, distilbert, packed, random_sentences
 
@@ -47,7 +48,7 @@ def on_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
 @pytest.mark.parametrize("dropout", [0.0, 0.25])
-@pytest.mark.parametrize(("rows", "dim"), [(21, 24), (3, 64)])
+@pytest.mark.parametrize(("rows", "dim"), [(21, 24), (3, 64), (35, 600)])
 def test_norm_agrees_with_float64(rows: int, dim: int, dropout: float, dtype: torch.dtype, tolerance: float) -> None:
     difference, of_bias = norm(fused, rows, dim, dtype, dropout=dropout)
     assert difference.largest < tolerance and of_bias < tolerance, (difference, of_bias)
@@ -74,6 +75,11 @@ def test_sum_by_id_agrees_with_float64(count: int, padding: int) -> None:
     assert sum_by_id(fused, 30, count, 300, padding) < 1e-6
 
 
+@pytest.mark.parametrize("shapes", [[(300, 40), (1, 70)], [(8, 64), (513, 33)]])
+def test_sums_of_partials_agree_with_float64(shapes: list[tuple[int, int]]) -> None:
+    assert sum_partials(fused, shapes) < 1e-6
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
 @pytest.mark.parametrize("first_only", [False, True])
 @pytest.mark.parametrize(("lengths", "padded_to", "padding"), [([18, 3], None, 35), ([5, 18], 19, 0)])
@@ -86,6 +92,7 @@ def test_attention_agrees_with_float64(
     assert difference.largest < tolerance, difference
 
 
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")  # in rows without keys, which get zeros
 @pytest.mark.parametrize("padded_to", [19, None])
 def test_large_negative_scores_give_finite_gradients(padded_to: int | None) -> None:
     """Also if a tile has keys outside of the sentence, whose scores are 0.

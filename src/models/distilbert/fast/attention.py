@@ -5,7 +5,7 @@ from math import inf, log2
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from src.gpu.triton_helpers import launch, power_of_2, precision
@@ -17,6 +17,7 @@ from src.models.distilbert.layout import Sentences
 
 MAX_HEAD = 128
 PRODUCTS = {"BLOCK": 32, "num_warps": 4}
+NUMBER = {"BLOCK": 256, "num_warps": 4}
 
 
 class Tiles(NamedTuple):
@@ -93,6 +94,20 @@ def tiles_of(options: AttentionOptions, dtype: torch.dtype) -> tuple[Tiles, Tile
     return forward, backward
 
 
+def numbers_of(options: AttentionOptions, k: Float[Tensor, "tokens dim"]) -> Int[Tensor, "2 heads tokens"] | None:
+    """Returns the hashes of rows and columns for dropout masks, None without dropout."""
+    count, longest, padded = options.sentences.count, options.sentences.longest, options.sentences.padded
+    if not options.drop.p:
+        return None
+    numbers = k.new_empty(2, options.num_heads, len(k), dtype=torch.int32)
+    launch(
+        kernels.number, (-(-longest // NUMBER["BLOCK"]), options.num_heads, count),
+        numbers, options.sentences.bounds, options.drop.seed, count, len(k),
+        PADDED=padded, LONGEST=longest if padded else 0, HEADS=options.num_heads, **NUMBER,
+    )  # fmt: skip
+    return numbers
+
+
 def attend(
     q: Float[Tensor, "queries dim"],
     k: Float[Tensor, "tokens dim"],
@@ -110,7 +125,7 @@ def attend(
     logs = q.new_empty(options.num_heads, len(q), dtype=torch.float32)
     launch(
         kernels.attend, options.grid(options.query_tiles(tiles)),
-        q, k, v, out, logs, options.sentences.bounds, options.drop.seed, options.sentences.count, len(k), len(q),
+        q, k, v, out, logs, options.sentences.bounds, numbers_of(options, k), options.sentences.count, len(k), len(q),
         q.stride(0), k.stride(0), log2(euler) * scale_of(q, options.num_heads), **options.constants(q, tiles),
     )  # fmt: skip
     return out, logs
@@ -125,22 +140,28 @@ def attend_backward(
     saved: Tensor,
     grads: tuple[Float[Tensor, "queries dim"], Float[Tensor, "tokens dim"], Float[Tensor, "tokens dim"]],
     options: AttentionOptions,
-) -> None:
-    """Writes the gradients of q, k and v to `grads`, which have the same strides; `saved` is from `attend`."""
+) -> Float[Tensor, "programs 3*dim"]:
+    """Writes the gradients of q, k and v to `grads`, which have the same strides; `saved` is from `attend`.
+
+    Returns partial sums of these gradients over rows, side by side; `.sum(0)` is the gradient of a bias in q, k and v.
+    """
     if is_dense(options, q.dtype):
         dense.attend_backward(grad, q, k, v, saved, grads, options.sentences, options.num_heads, options.drop)
-        return
+        return torch.cat([grad.sum(0, keepdim=True) for grad in grads], 1)
     tiles, scale = tiles_of(options, q.dtype)[1], scale_of(q, options.num_heads)
     assert [grad.stride() for grad in grads] == [x.stride() for x in (q, k, v)]
     delta = torch.empty_like(saved)
     launch(
         kernels.products, (-(-len(q) // PRODUCTS["BLOCK"]), options.num_heads), out, grad, delta, len(q),
-        **shape_of(q, options.num_heads), **PRODUCTS,
+        **shape_of(q, options.num_heads), SCALE=options.drop.constants["SCALE"], **PRODUCTS,
     )  # fmt: skip
-    key_tiles = options.key_tiles(tiles)
+    key_tiles, query_tiles = options.key_tiles(tiles), options.query_tiles(tiles)
+    grid = options.grid(key_tiles + query_tiles)
+    partials = q.new_zeros(grid[2] * max(key_tiles, query_tiles), 3 * q.shape[1], dtype=torch.float32)
     launch(
-        kernels.attend_backward, options.grid(key_tiles + options.query_tiles(tiles)),
-        q, k, v, grad, saved, delta, *grads, options.sentences.bounds, options.drop.seed,
+        kernels.attend_backward, grid,
+        q, k, v, grad, saved, delta, *grads, partials, options.sentences.bounds, numbers_of(options, k),
         options.sentences.count, len(k), len(q), q.stride(0), k.stride(0), log2(euler) * scale, scale,
         KEY_TILES=key_tiles, **options.constants(q, tiles),
     )  # fmt: skip
+    return partials

@@ -138,15 +138,15 @@ class Layer(torch.autograd.Function):
         )
         out_weight = weight_gradient(grad_attended, context, own_out)
         grad_context = input_gradient(grad_attended, weights.out)
-        grad_x, qkv_weight, qkv_bias = attention_backward(
+        grad_x, qkv_weight, of_qkv = attention_backward(
             options, grad_context, grad_residual, x, queries, q, kv, context, saved, weights.qkv
         )
-        last_weight, last_bias, narrow_bias, wide_bias, norm_weight, norm_bias, out_bias = partials.sum(0).split(
-            [dim, dim, dim, hidden, dim, dim, dim]
-        )
+        last_weight, last_bias, narrow_bias, wide_bias, norm_weight, norm_bias, out_bias, *qkv_bias = rows.sum_partials(
+            partials, of_qkv
+        ).split([dim, dim, dim, hidden, *[dim] * 6])
         gradients = Parameters(
-            qkv_weight[:dim], qkv_bias[:dim], qkv_weight[dim : 2 * dim], qkv_bias[dim : 2 * dim],
-            qkv_weight[2 * dim :], qkv_bias[2 * dim :], out_weight, out_bias, norm_weight, norm_bias,
+            qkv_weight[:dim], qkv_bias[0], qkv_weight[dim : 2 * dim], qkv_bias[1],
+            qkv_weight[2 * dim :], qkv_bias[2], out_weight, out_bias, norm_weight, norm_bias,
             wide_weight, wide_bias, narrow_weight, narrow_bias, last_weight, last_bias,
         )  # fmt: skip
         return grad_x, None, *(grad.to(ctx.dtype) for grad in gradients)
@@ -156,7 +156,7 @@ def attention_backward(
     options: LayerOptions, grad: Tensor, grad_residual: Tensor, x: Tensor, queries: Tensor, q: Tensor, kv: Tensor,
     context: Tensor, saved: Tensor, weight: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Returns the gradients of a layer's input and of weight and bias of q, k and v.
+    """Returns the gradients of a layer's input and of the weight of q, k and v, and partial sums of that of their bias.
 
     `grad_residual` is the other part of the gradient of `queries`.
     """
@@ -164,17 +164,15 @@ def attention_backward(
     if options.first is None:
         grad_qkv = x.new_empty(len(x), 3 * dim)
         of_q, of_k, of_v = grad_qkv.chunk(3, 1)
-        attention.attend_backward(grad, q, k, v, *rest, (of_q, of_k, of_v), options.attention)
-        of_bias = grad_qkv.sum(0, dtype=torch.float32)
+        of_bias = attention.attend_backward(grad, q, k, v, *rest, (of_q, of_k, of_v), options.attention)
         return input_gradient(grad_qkv, weight, grad_residual), weight_gradient(grad_qkv, x), of_bias
     grad_q, grad_kv = torch.empty_like(q), torch.empty_like(kv)
     of_k, of_v = grad_kv.chunk(2, 1)
-    attention.attend_backward(grad, q, k, v, *rest, (grad_q, of_k, of_v), options.attention)
+    of_bias = attention.attend_backward(grad, q, k, v, *rest, (grad_q, of_k, of_v), options.attention)
     grad_x = input_gradient(grad_kv, weight[dim:])
     # The rows are distinct, so the sum is deterministic.
     grad_x.index_add_(0, options.first, input_gradient(grad_q, weight[:dim], grad_residual))
     of_weight = torch.cat([weight_gradient(grad_q, queries), weight_gradient(grad_kv, x)])
-    of_bias = torch.cat([part.sum(0, dtype=torch.float32) for part in (grad_q, grad_kv)])
     return grad_x, of_weight, of_bias
 
 

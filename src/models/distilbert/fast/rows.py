@@ -12,11 +12,11 @@ from src.models.distilbert.fast import rows_triton as kernels
 
 MAX_DIM = 2048  # elements of a row that one program holds
 FORWARD = {"BLOCK": 1, "num_warps": 1}  # rows that a program handles at a time
-BACKWARD = {"BLOCK": 2, "num_warps": 4}
 GELU = {"BLOCK": 1024, "num_warps": 4}
 GELU_BACKWARD = {"BLOCK": 2, "WIDTH": 512, "num_warps": 4}
+SUM_PARTIALS = {"WIDTH": 32, "BLOCK": 256, "num_warps": 8}
 SUM_BY_ID = {"WIDTH": 256, "BLOCK": 8, "num_warps": 2}
-PROGRAMS, LEAST_ROWS = 768, 8  # most programs of a sum over rows, and fewest rows of each
+PROGRAMS, LEAST_ROWS = 528, 8  # most programs of a sum over rows (4 on each of an H200's 132 SMs), and fewest rows
 
 
 class Drop(NamedTuple):
@@ -46,14 +46,31 @@ def takes(name: str, weight: Float[Tensor, "rows dim"], supported: bool = True, 
     return can_take(name, weight, supported, dim=dim, dtype=dtype, **shapes)
 
 
-def rows_of_a_program(rows: int) -> int:
-    """Returns the rows of each program of a backward kernel."""
-    return max(LEAST_ROWS, power_of_2(max(1, rows // PROGRAMS)))
+def backward_options(columns: int) -> dict[str, int]:
+    """Returns tile sizes of a backward kernel of whole rows.
+
+    A warp has 256 columns, where they are enough: then each thread sums its columns without the others.
+    """
+    width = power_of_2(columns)
+    return {"WIDTH": width, "BLOCK": 2 if width > 512 else 4, "num_warps": max(1, min(8, width // 256))}
 
 
 def new_partials(rows: int, width: int, like: Tensor) -> Float[Tensor, "programs {width}"]:
     """Returns a buffer for the programs' partial sums over rows; `.sum(0)` is the sum."""
-    return like.new_empty(-(-rows // rows_of_a_program(rows)), width, dtype=torch.float32)
+    return like.new_empty(min(PROGRAMS, -(-rows // LEAST_ROWS)), width, dtype=torch.float32)
+
+
+def sum_partials(
+    first: Float[Tensor, "programs width"], second: Float[Tensor, "others rest"]
+) -> Float[Tensor, "width+rest"]:
+    """Returns the sums over rows of `first` and those of `second`, in one launch."""
+    widths = first.shape[1], second.shape[1]
+    out = first.new_empty(sum(widths))
+    launch(
+        kernels.sum_partials, (sum(-(-width // SUM_PARTIALS["WIDTH"]) for width in widths),),
+        first, second, out, len(first), len(second), FIRST=widths[0], SECOND=widths[1], **SUM_PARTIALS,
+    )  # fmt: skip
+    return out
 
 
 def add_norm(
@@ -91,7 +108,7 @@ def add_norm_backward(
     launch(
         kernels.add_norm_backward, (len(partials),),
         grad, x, residual, weight, statistics, grad_x, grad_residual, partials, drop.seed, rows, partials.stride(0),
-        **drop.constants, COLUMNS=columns, WIDTH=power_of_2(columns), ROWS=rows_of_a_program(rows), **BACKWARD,
+        **drop.constants, COLUMNS=columns, **backward_options(columns),
     )  # fmt: skip
     return grad_x, grad_residual
 
@@ -111,7 +128,7 @@ def gelu_backward(
     launch(
         kernels.gelu_backward, (len(partials), -(-columns // GELU_BACKWARD["WIDTH"])),
         grad, x, out, partials, rows, partials.stride(0),
-        COLUMNS=columns, ROWS=rows_of_a_program(rows), **GELU_BACKWARD,
+        COLUMNS=columns, **GELU_BACKWARD,
     )  # fmt: skip
     return out
 
@@ -163,8 +180,7 @@ def embed_backward(
         kernels.embed_backward, (len(partials),),
         grad, words.ids, words.positions, word_vectors, position_vectors, weight, statistics, out, partials, drop.seed,
         rows, partials.stride(0),
-        LENGTH=words.length, **drop.constants, COLUMNS=columns, WIDTH=power_of_2(columns),
-        ROWS=rows_of_a_program(rows), **BACKWARD,
+        LENGTH=words.length, **drop.constants, COLUMNS=columns, **backward_options(columns),
     )  # fmt: skip
     return out
 

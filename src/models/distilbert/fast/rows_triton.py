@@ -1,8 +1,9 @@
 # type: ignore  (the type checker reads Triton as Python)
 """Row-wise kernels of hidden states: dropout, residual and layer norm; embeddings; GELU. Each is one memory pass.
 
-Each program writes its part of sums over rows (gradients of norms and biases) to a row of `partials`. The sum of these
-rows is then deterministic.
+A program of a backward kernel takes every num_programs(0)-th block of rows. It writes its part of sums over rows
+(gradients of norms and biases) to a row of `partials`. The sum of these rows is then deterministic. Stages of a loop
+load the next block of rows while one is computed.
 """
 
 import triton
@@ -12,10 +13,10 @@ from src.models.distilbert.fast.dropout_triton import column_numbers, is_kept, k
 
 
 @triton.jit
-def _dropout(x, first, second, row, column, THRESHOLD: tl.constexpr, SCALE: tl.constexpr):
-    """Returns x after dropout."""
+def _kept(first, second, row, column, THRESHOLD: tl.constexpr):
+    """Returns the dropout mask of [rows, columns]."""
     of_row, of_column = row_numbers(row, first, second), column_numbers(column, first, second)
-    return tl.where(is_kept(of_row[:, None], of_column[None, :], THRESHOLD), x * SCALE, 0.0)
+    return is_kept(of_row[:, None], of_column[None, :], THRESHOLD)
 
 
 @triton.jit
@@ -28,10 +29,10 @@ def _statistics(x, is_column, eps, COLUMNS: tl.constexpr):
 
 @triton.jit
 def _norm_gradient(grad, unit, inverse, w, COLUMNS: tl.constexpr):
-    """Returns the gradient of a layer norm's input; `unit` is that input normalised."""
+    """Returns the gradient of a layer norm's input; `unit` is that input normalised. Outside of its columns w is 0."""
     g = grad * w[None, :]
-    along = tl.sum(g * unit, 1) / COLUMNS
-    return (g - (tl.sum(g, 1) / COLUMNS)[:, None] - unit * along[:, None]) * inverse[:, None]
+    shift, along = tl.sum(g, 1) * (inverse / COLUMNS), tl.sum(g * unit, 1) * (inverse / COLUMNS)
+    return g * inverse[:, None] - (unit * along[:, None] + shift[:, None])
 
 
 @triton.jit
@@ -47,7 +48,7 @@ def add_norm(
     total = tl.load(x + offset, mask=mask, other=0.0).to(tl.float32)
     if THRESHOLD > 0:
         first, second = keys_of(seed, 0)
-        total = _dropout(total, first, second, row, column, THRESHOLD, SCALE)
+        total *= tl.where(_kept(first, second, row, column, THRESHOLD), SCALE, 0.0)
     total += tl.load(residual + offset, mask=mask, other=0.0).to(tl.float32)
     mean, inverse = _statistics(total, is_column, eps, COLUMNS)
     w = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)
@@ -61,8 +62,7 @@ def add_norm(
 @triton.jit
 def add_norm_backward(
     grad, x, residual, weight, statistics, grad_x, grad_residual, partials, seed, rows, partials_width,
-    THRESHOLD: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    THRESHOLD: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Writes `grad_x`, `grad_residual` and `partials`; without dropout `grad_residual` is the gradient of x as well.
 
@@ -71,34 +71,53 @@ def add_norm_backward(
     column = tl.arange(0, WIDTH)
     is_column = column < COLUMNS
     w = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)
-    of_weight, of_bias = tl.zeros([BLOCK, WIDTH], tl.float32), tl.zeros([BLOCK, WIDTH], tl.float32)
-    of_x = tl.zeros([BLOCK, WIDTH], tl.float32)
+    of_weight, of_bias, of_x = tl.zeros_like(w), tl.zeros_like(w), tl.zeros_like(w)
     if THRESHOLD > 0:
         first, second = keys_of(seed, 0)
-    for k in range(0, ROWS, BLOCK):
-        row = tl.program_id(0) * ROWS + k + tl.arange(0, BLOCK)
+    for start in tl.range(tl.program_id(0) * BLOCK, rows, tl.num_programs(0) * BLOCK, num_stages=2):
+        row = start + tl.arange(0, BLOCK)
         mask = (row < rows)[:, None] & is_column[None, :]
         offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
         total = tl.load(x + offset, mask=mask, other=0.0).to(tl.float32)
         if THRESHOLD > 0:
-            total = _dropout(total, first, second, row, column, THRESHOLD, SCALE)
+            kept = _kept(first, second, row, column, THRESHOLD)
+            total *= tl.where(kept, SCALE, 0.0)
         total += tl.load(residual + offset, mask=mask, other=0.0).to(tl.float32)
         mean = tl.load(statistics + 2 * row, mask=row < rows, other=0.0)
         inverse = tl.load(statistics + 2 * row + 1, mask=row < rows, other=0.0)
-        unit = tl.where(is_column[None, :], (total - mean[:, None]) * inverse[:, None], 0.0)
+        unit = total * inverse[:, None] - (mean * inverse)[:, None]
         g = tl.load(grad + offset, mask=mask, other=0.0).to(tl.float32)
-        of_weight += g * unit
-        of_bias += g
+        of_weight += tl.sum(g * unit, 0)
+        of_bias += tl.sum(g, 0)
         gradient = _norm_gradient(g, unit, inverse, w, COLUMNS)
         tl.store(grad_residual + offset, gradient.to(grad_residual.dtype.element_ty), mask=mask)
         if THRESHOLD > 0:
-            gradient = _dropout(gradient, first, second, row, column, THRESHOLD, SCALE)
+            gradient = tl.where(kept, gradient * SCALE, 0.0)
             tl.store(grad_x + offset, gradient.to(grad_x.dtype.element_ty), mask=mask)
-        of_x += gradient
+        of_x += tl.sum(gradient, 0)
     begin = partials + tl.program_id(0) * partials_width + column
-    tl.store(begin, tl.sum(of_weight, 0), mask=is_column)
-    tl.store(begin + COLUMNS, tl.sum(of_bias, 0), mask=is_column)
-    tl.store(begin + 2 * COLUMNS, tl.sum(of_x, 0), mask=is_column)
+    tl.store(begin, of_weight, mask=is_column)
+    tl.store(begin + COLUMNS, of_bias, mask=is_column)
+    tl.store(begin + 2 * COLUMNS, of_x, mask=is_column)
+
+
+@triton.jit
+def sum_partials(
+    first, second, out, first_rows, second_rows,
+    FIRST: tl.constexpr, SECOND: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Writes `out`, the sums over rows of `first` [first_rows, FIRST] and those of `second` [second_rows, SECOND]."""
+    column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    partials, rows, columns = first, first_rows, FIRST
+    if tl.program_id(0) * WIDTH >= FIRST:
+        column -= tl.cdiv(FIRST, WIDTH) * WIDTH
+        partials, rows, columns, out = second, second_rows, SECOND, out + FIRST
+    total = tl.zeros([BLOCK, WIDTH], tl.float32)
+    for start in range(0, rows, BLOCK):
+        row = start + tl.arange(0, BLOCK)
+        mask = (row < rows)[:, None] & (column < columns)[None, :]
+        total += tl.load(partials + row.to(tl.int64)[:, None] * columns + column[None, :], mask=mask, other=0.0)
+    tl.store(out + column, tl.sum(total, 0), mask=column < columns)
 
 
 @triton.jit
@@ -131,7 +150,7 @@ def embed(
     normed = (total - mean[:, None]) * inverse[:, None] * w[None, :] + b[None, :]
     if THRESHOLD > 0:
         first, second = keys_of(seed, 0)
-        normed = _dropout(normed, first, second, row, column, THRESHOLD, SCALE)
+        normed *= tl.where(_kept(first, second, row, column, THRESHOLD), SCALE, 0.0)
     offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
     tl.store(out + offset, normed.to(out.dtype.element_ty), mask=mask)
     tl.store(statistics + 2 * row, mean, mask=row < rows)
@@ -142,33 +161,33 @@ def embed(
 def embed_backward(
     grad, ids, positions, words, position_vectors, weight, statistics, out, partials, seed, rows, partials_width,
     LENGTH: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Writes `out`, the gradient of each token's vector, and `partials`, those of weight and bias."""
     column = tl.arange(0, WIDTH)
     is_column = column < COLUMNS
     w = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)
-    of_weight, of_bias = tl.zeros([BLOCK, WIDTH], tl.float32), tl.zeros([BLOCK, WIDTH], tl.float32)
+    of_weight, of_bias = tl.zeros_like(w), tl.zeros_like(w)
     if THRESHOLD > 0:
         first, second = keys_of(seed, 0)
-    for k in range(0, ROWS, BLOCK):
-        row = tl.program_id(0) * ROWS + k + tl.arange(0, BLOCK)
+    for start in range(tl.program_id(0) * BLOCK, rows, tl.num_programs(0) * BLOCK):
+        row = start + tl.arange(0, BLOCK)
         mask = (row < rows)[:, None] & is_column[None, :]
         total = _vectors(ids, positions, words, position_vectors, row, column, mask, rows, LENGTH, COLUMNS)
         mean = tl.load(statistics + 2 * row, mask=row < rows, other=0.0)
         inverse = tl.load(statistics + 2 * row + 1, mask=row < rows, other=0.0)
-        unit = tl.where(is_column[None, :], (total - mean[:, None]) * inverse[:, None], 0.0)
+        unit = total * inverse[:, None] - (mean * inverse)[:, None]
         offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
         g = tl.load(grad + offset, mask=mask, other=0.0).to(tl.float32)
         if THRESHOLD > 0:
-            g = _dropout(g, first, second, row, column, THRESHOLD, SCALE)
-        of_weight += g * unit
-        of_bias += g
+            g *= tl.where(_kept(first, second, row, column, THRESHOLD), SCALE, 0.0)
+        of_weight += tl.sum(g * unit, 0)
+        of_bias += tl.sum(g, 0)
         gradient = _norm_gradient(g, unit, inverse, w, COLUMNS)
         tl.store(out + offset, gradient.to(out.dtype.element_ty), mask=mask)
     begin = partials + tl.program_id(0) * partials_width + column
-    tl.store(begin, tl.sum(of_weight, 0), mask=is_column)
-    tl.store(begin + COLUMNS, tl.sum(of_bias, 0), mask=is_column)
+    tl.store(begin, of_weight, mask=is_column)
+    tl.store(begin + COLUMNS, of_bias, mask=is_column)
 
 
 @triton.jit
@@ -213,14 +232,14 @@ def gelu(x, out, total, BLOCK: tl.constexpr):
 @triton.jit
 def gelu_backward(
     grad, x, out, partials, rows, partials_width,
-    COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Writes `out`, the gradient of x, and `partials`, that of a bias in x."""
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     is_column = column < COLUMNS
     of_bias = tl.zeros([BLOCK, WIDTH], tl.float32)
-    for k in range(0, ROWS, BLOCK):
-        row = tl.program_id(0) * ROWS + k + tl.arange(0, BLOCK)
+    for start in range(tl.program_id(0) * BLOCK, rows, tl.num_programs(0) * BLOCK):
+        row = start + tl.arange(0, BLOCK)
         mask = (row < rows)[:, None] & is_column[None, :]
         offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
         h = tl.load(x + offset, mask=mask, other=0.0).to(tl.float32)
