@@ -116,7 +116,8 @@ def attend(
             total = total * shrink + tl.sum(weight, 1)
             if THRESHOLD > 0:
                 of_column = _numbers(of_columns, other, keys)
-                weight = tl.where(is_kept(of_row[:, None], of_column[None, :], THRESHOLD), weight, 0.0)
+                # LLVM would move a choice of weights behind their cast, where packed pairs must be taken apart for it.
+                weight *= tl.where(is_kept(of_row[:, None], of_column[None, :], THRESHOLD), 1.0, 0.0)
             context = tl.dot(weight.to(value.dtype), value, context * shrink[:, None], input_precision=PRECISION)
             largest = new
         total = tl.where(keys > 0, total, 1.0)
