@@ -1,8 +1,8 @@
 """Writes `src/models/*/fast/kernels.json`: the Triton kernels that the published cases compile on this GPU.
 
 `python -m benchmarks.kernel_lists FOLDER [MODEL ...]` runs the cases for some steps, with molecules of
-FOLDER/mols.xyz and other data that are made up. Each list begins with what takes longest to compile. MoFlow has one
-such kernel, and MobileNetV1 compiles itself those of other sizes (`fast/precompile.py`).
+FOLDER/mols.xyz and FOLDER/zinc.smiles and other data that are made up. Each list begins with what takes longest to
+compile. MobileNetV1 compiles itself those of other sizes (`fast/precompile.py`).
 """
 
 import json
@@ -27,7 +27,9 @@ STEPS = ("fit.max_steps=12", "fit.eval_every_n_epochs=null", "fit.final_evaluati
 def cases(folder: Path) -> dict[str, list[str]]:
     """Returns the overrides of each model's published case."""
     molecules = (f"datamodule.source.file={folder}/mols.xyz", "datamodule.source.skip_bad=true")
+    smiles = f"datamodule.source.file={folder}/zinc.smiles"
     return {
+        "moflow": ["datamodule=smiles_file", smiles, "hp.batch_size=512", "hp.lr=5e-4"],
         "mobilenet_v1": ["datamodule=image_synthetic"],
         "se3_transformer": ["datamodule=molecule_file", *molecules, "datamodule.task=energy", "hp.batch_size=240"],
         "distilbert": ["+fix_hp=max_bs", "datamodule=token_synthetic", "model.task.weights=random", "hp.accumulate=1"],

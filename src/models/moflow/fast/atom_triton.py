@@ -1,0 +1,229 @@
+# type: ignore  (the type checker reads Triton as Python)
+"""The atom flow forward: a coupling with the next step's graph convolution, and the layers between, in one kernel each.
+
+Hidden values are [node, batch, channel]: a BatchNorm channel is a node, so a tile of one node's rows has one scale and
+one shift. `norm` [4, nodes] are a BatchNorm's mean, 1 / deviation, scale and shift; its output is scale z + shift.
+`partials` [nodes, 3, programs] are mean, squared deviations and number of the values of each program that stored z. Who
+loads z adds them first. All computation is in float32, except the factors of products.
+"""
+
+import triton
+import triton.language as tl
+
+from src.gpu.wgmma_triton import settle
+
+
+@triton.jit
+def product(a, b, total, PRECISION: tl.constexpr, UPCAST: tl.constexpr):
+    """Returns total + a b. UPCAST is for Triton's interpreter, which multiplies bfloat16 incorrectly."""
+    if UPCAST:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, total, input_precision=PRECISION)
+
+
+@triton.jit
+def load_vector(vectors, number: tl.constexpr, node, nodes):
+    return tl.load(vectors + number * nodes + node, mask=node < nodes, other=0.0)
+
+
+@triton.jit
+def store_vector(vectors, number: tl.constexpr, node, values, nodes, is_first):
+    tl.store(vectors + number * nodes + node, values, mask=(node < nodes) & is_first)
+
+
+@triton.jit
+def conclude(
+    partials, weight, bias, running_mean, running_var, norm, node, nodes, programs, is_first,
+    PARTIALS: tl.constexpr, EPS: tl.constexpr, MOMENTUM: tl.constexpr,
+):  # fmt: skip
+    """Returns scale and shift of these nodes; the first program writes `norm` and the running statistics too.
+
+    Means are taken relative to the first program's, so that their squares do not cancel.
+    """
+    program, begin = tl.arange(0, PARTIALS), partials + node * (3 * programs)
+    mask = (node < nodes)[:, None] & (program < programs)[None, :]
+    pointers = begin[:, None] + program[None, :]
+    first = tl.load(begin, mask=node < nodes, other=0.0)
+    apart = tl.where(mask, tl.load(pointers, mask=mask, other=0.0) - first[:, None], 0.0)
+    squares = tl.load(pointers + programs, mask=mask, other=0.0)
+    number = tl.load(pointers + 2 * programs, mask=mask, other=0.0)
+    count = tl.maximum(tl.sum(number, 1), 1.0)
+    distance = tl.sum(apart * number, 1) / count
+    apart -= distance[:, None]
+    mean, total = first + distance, tl.sum(squares, 1) + tl.sum(apart * apart * number, 1)
+    inverse = 1 / tl.sqrt_rn(total / count + EPS)
+    scale = tl.load(weight + node, mask=node < nodes, other=0.0) * inverse
+    shift = tl.load(bias + node, mask=node < nodes, other=0.0) - mean * scale
+    store_vector(norm, 0, node, mean, nodes, is_first)
+    store_vector(norm, 1, node, inverse, nodes, is_first)
+    store_vector(norm, 2, node, scale, nodes, is_first)
+    store_vector(norm, 3, node, shift, nodes, is_first)
+    old = load_vector(running_mean, 0, node, nodes)
+    store_vector(running_mean, 0, node, old + MOMENTUM * (mean - old), nodes, is_first)
+    old = load_vector(running_var, 0, node, nodes)
+    store_vector(running_var, 0, node, old + MOMENTUM * (total / tl.maximum(count - 1, 1.0) - old), nodes, is_first)
+    return scale, shift
+
+
+@triton.jit
+def relu(x):
+    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def sigmoid(x):
+    return 1 / (1 + tl.exp(-x))
+
+
+@triton.jit
+def load_hidden(z, node, sample, batch, mask, WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr):
+    """Returns one sample's hidden values [node, channel] in float32."""
+    channel = tl.arange(0, PADDED_WIDTH)
+    offset = (node * batch + sample)[:, None] * WIDTH + channel[None, :]
+    return tl.load(z + offset, mask=mask[:, None] & (channel < WIDTH)[None, :], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def store_hidden(z, values, node, sample, batch, mask, WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr):
+    channel = tl.arange(0, PADDED_WIDTH)
+    offset = (node * batch + sample)[:, None] * WIDTH + channel[None, :]
+    tl.store(z + offset, values, mask=mask[:, None] & (channel < WIDTH)[None, :])
+
+
+@triton.jit
+def last_layer(
+    hidden, matrix, bias, FIRST: tl.constexpr, CLASSES: tl.constexpr, PADDED_CLASSES: tl.constexpr,
+    WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Returns CLASSES outputs of the last layer from FIRST on, rounded as the layer's output is."""
+    column, channel = tl.arange(0, PADDED_CLASSES), tl.arange(0, PADDED_WIDTH)
+    mask = (column < CLASSES)[None, :] & (channel < WIDTH)[:, None]
+    b = tl.load(matrix + (FIRST + column)[None, :] * WIDTH + channel[:, None], mask=mask, other=0.0)
+    total = tl.zeros([hidden.shape[0], PADDED_CLASSES], tl.float32)
+    total = product(hidden, b, total, PRECISION, UPCAST)
+    total += tl.load(bias + FIRST + column, mask=column < CLASSES, other=0.0)[None, :]
+    return total.to(hidden.dtype).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["row", "next_row"])
+def between(
+    x, z, partials, weight, bias, running_mean, running_var, norm, matrix, linear_bias, log_det,
+    loc, scaling, adj, convolution, x_out, summed, z_out, out_partials, batch, samples, programs, row, next_row,
+    COUPLES: tl.constexpr, CONVOLVES: tl.constexpr, NODES: tl.constexpr, CLASSES: tl.constexpr, KINDS: tl.constexpr,
+    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, PADDED_NODES: tl.constexpr, PADDED_CLASSES: tl.constexpr,
+    PADDED_CHANNELS: tl.constexpr, PADDED_WIDTH: tl.constexpr, PARTIALS: tl.constexpr, EPS: tl.constexpr,
+    MOMENTUM: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr, SETTLE: tl.constexpr,
+):  # fmt: skip
+    """The last layer and the coupling of one step, ActNorm and graph convolution of the next one, sample by sample.
+
+    Adds to `log_det` [batch]. Writes the latent after ActNorm to `x_out`, the sums over neighbours to `summed`
+    [node, batch, 1 + KINDS, PADDED_CLASSES] and the convolution's output to `z_out`. `convolution` [1 + KINDS,
+    PADDED_CLASSES, CHANNELS] has the biases in row CLASSES, which a column of ones in the latent multiplies.
+    """
+    program = tl.program_id(0)
+    node, column = tl.arange(0, PADDED_NODES), tl.arange(0, PADDED_CLASSES)
+    if COUPLES:
+        scale, shift = conclude(partials, weight, bias, running_mean, running_var, norm, node, NODES, programs,
+                                program == 0, PARTIALS, EPS, MOMENTUM)  # fmt: skip
+    mean, squares = tl.zeros([PADDED_NODES], tl.float32), tl.zeros([PADDED_NODES], tl.float32)
+    count = 0
+    for index in range(samples):
+        sample = program * samples + index
+        is_node = (node < NODES) & (sample < batch)
+        is_latent = is_node[:, None] & (column < CLASSES)[None, :]
+        place = (sample * NODES + node)[:, None] * CLASSES + column[None, :]
+        latent = tl.load(x + place, mask=is_latent, other=0.0)
+        if COUPLES:
+            hidden = load_hidden(z, node, sample, batch, is_node, WIDTH, PADDED_WIDTH)
+            hidden = relu(hidden * scale[:, None] + shift[:, None]).to(z.dtype.element_ty)
+            logits = last_layer(hidden, matrix, linear_bias, 0, CLASSES, PADDED_CLASSES, WIDTH, PADDED_WIDTH,
+                                PRECISION, UPCAST)  # fmt: skip
+            shifts = last_layer(hidden, matrix, linear_bias, CLASSES, CLASSES, PADDED_CLASSES, WIDTH, PADDED_WIDTH,
+                                PRECISION, UPCAST)  # fmt: skip
+            terms = tl.minimum(logits, 0.0) - tl.log(1 + tl.exp(-tl.abs(logits)))
+            # NaN stays NaN, which minimum would drop.
+            terms = tl.where(logits != logits, logits, terms)
+            total = tl.sum(tl.sum(tl.where(is_latent, terms, 0.0), 1), 0)
+            before = tl.load(log_det + sample, mask=sample < batch, other=0.0)
+            tl.store(log_det + sample, before + total, mask=sample < batch)
+            latent = tl.where((node == row)[:, None], (latent + shifts) * sigmoid(logits), latent)
+        if CONVOLVES:
+            latent = load_vector(scaling, 0, node, NODES)[:, None] * (
+                latent + load_vector(loc, 0, node, NODES)[:, None]
+            )
+            factor = tl.where((node == next_row)[:, None], 0.0, latent)
+            factor = tl.where((column == CLASSES)[None, :], 1.0, factor)
+            factor = tl.where((node < NODES)[:, None], factor, 0.0).to(z_out.dtype.element_ty)
+            channel = tl.arange(0, PADDED_CHANNELS)
+            b = convolution + column[:, None] * CHANNELS + channel[None, :]
+            is_channel = (channel < CHANNELS)[None, :]
+            output = tl.zeros([PADDED_NODES, PADDED_CHANNELS], tl.float32)
+            output = product(factor, tl.load(b, mask=is_channel, other=0.0), output, PRECISION, UPCAST)
+            to = summed + (node * batch + sample)[:, None] * ((1 + KINDS) * PADDED_CLASSES) + column[None, :]
+            tl.store(to, factor, mask=is_node[:, None])
+            for kind in tl.static_range(KINDS):
+                edge = ((sample * KINDS + kind) * NODES + node)[:, None] * NODES + node[None, :]
+                a = tl.load(adj + edge, mask=is_node[:, None] & (node < NODES)[None, :], other=0.0)
+                received = tl.zeros([PADDED_NODES, PADDED_CLASSES], tl.float32)
+                received = product(a, factor, received, PRECISION, UPCAST).to(factor.dtype)
+                tl.store(to + (kind + 1) * PADDED_CLASSES, received, mask=is_node[:, None])
+                b += PADDED_CLASSES * CHANNELS
+                output = product(received, tl.load(b, mask=is_channel, other=0.0), output, PRECISION, UPCAST)
+                settle(SETTLE)
+            rounded = output.to(z_out.dtype.element_ty)
+            store_hidden(z_out, rounded, node, sample, batch, is_node, CHANNELS, PADDED_CHANNELS)
+            values = tl.where(is_channel, rounded.to(tl.float32), 0.0)
+            number = tl.where(sample < batch, CHANNELS, 0)
+            new_mean = tl.sum(values, 1) / CHANNELS
+            distance = tl.where(is_channel, values - new_mean[:, None], 0.0)
+            share = number / tl.maximum(count + number, 1).to(tl.float32)
+            apart = new_mean - mean
+            mean += apart * share
+            squares += tl.where(sample < batch, tl.sum(distance * distance, 1), 0.0) + apart * apart * (count * share)
+            count += number
+        tl.store(x_out + place, latent, mask=is_latent)
+    if CONVOLVES:
+        to, written = out_partials + node * (3 * tl.num_programs(0)) + program, node < NODES
+        tl.store(to, mean, mask=written)
+        tl.store(to + tl.num_programs(0), squares, mask=written)
+        tl.store(to + 2 * tl.num_programs(0), tl.zeros([PADDED_NODES], tl.float32) + count, mask=written)
+
+
+@triton.jit
+def layer(
+    z, partials, weight, bias, running_mean, running_var, norm, matrix, linear_bias, out, out_partials,
+    batch, nodes, programs,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    PARTIALS: tl.constexpr, EPS: tl.constexpr, MOMENTUM: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    SETTLE: tl.constexpr,
+):  # fmt: skip
+    """A linear layer of relu(BatchNorm(z)): `matrix` [OUTPUTS, INPUTS]. Neighbouring programs read the same rows."""
+    across: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
+    down = tl.cdiv(batch, ROWS)
+    tile, node = tl.program_id(0) % (across * down), tl.program_id(0) // (across * down)
+    column, row = tile % across * COLUMNS + tl.arange(0, COLUMNS), tile // across * ROWS + tl.arange(0, ROWS)
+    scale, shift = conclude(partials, weight, bias, running_mean, running_var, norm, node + tl.arange(0, 1), nodes,
+                            programs, tile == 0, PARTIALS, EPS, MOMENTUM)  # fmt: skip
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for k in range(0, INPUTS, DEPTH):
+        channel = k + tl.arange(0, DEPTH)
+        mask = (row < batch)[:, None] & (channel < INPUTS)[None, :]
+        a = tl.load(z + (node * batch + row)[:, None] * INPUTS + channel[None, :], mask=mask, other=0.0)
+        a = relu(a.to(tl.float32) * scale[:, None] + shift[:, None]).to(z.dtype.element_ty)
+        mask = (channel < INPUTS)[:, None] & (column < OUTPUTS)[None, :]
+        b = tl.load(matrix + column[None, :] * INPUTS + channel[:, None], mask=mask, other=0.0)
+        total = product(a, b, total, PRECISION, UPCAST)
+        settle(SETTLE)
+    total += tl.load(linear_bias + column, mask=column < OUTPUTS, other=0.0)[None, :]
+    output = total.to(out.dtype.element_ty)
+    mask = (row < batch)[:, None] & (column < OUTPUTS)[None, :]
+    tl.store(out + (node * batch + row)[:, None] * OUTPUTS + column[None, :], output, mask=mask)
+    values = output.to(tl.float32)
+    number = (tl.minimum(batch - tile // across * ROWS, ROWS)
+              * tl.minimum(OUTPUTS - tile % across * COLUMNS, COLUMNS)).to(tl.float32)  # fmt: skip
+    mean = tl.sum(tl.sum(tl.where(mask, values, 0.0), 1), 0) / number
+    distance = tl.where(mask, values - mean, 0.0)
+    to = out_partials + node * (3 * across * down) + tile
+    tl.store(to, mean)
+    tl.store(to + across * down, tl.sum(tl.sum(distance * distance, 1), 0))
+    tl.store(to + 2 * across * down, number)

@@ -1,0 +1,135 @@
+"""The atom flow's kernels in Triton's interpreter; test_moflow_gpu.py runs them at full size."""
+
+from contextlib import nullcontext
+from copy import deepcopy
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from src.gpu import triton_helpers
+from src.gpu.replace import replace_submodules
+from src.models.moflow import fast
+from src.models.moflow.atom import AtomFlow
+
+
+class Case(NamedTuple):
+    nodes: int
+    classes: int
+    kinds: int
+    steps: int
+    channels: int
+    hidden: tuple[int, ...]
+    batch: int
+
+
+SMALL = Case(2, 2, 2, 2, 5, (6,), 3)
+CASES = [
+    SMALL,
+    Case(2, 2, 1, 1, 5, (), 4),
+    *(
+        pytest.param(case, marks=pytest.mark.slow)
+        for case in (
+            Case(4, 3, 4, 5, 6, (7, 5), 5),  # the fifth step transforms the first row again
+            Case(3, 2, 2, 2, 20, (18,), 19),
+            Case(2, 2, 1, 2, 5, (), 515),  # two samples of a program, of the last one one
+            Case(17, 16, 4, 2, 24, (150, 18), 17),
+        )
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_helpers, "devices", {"cuda", "cpu"})
+
+
+def flow_of(case: Case) -> AtomFlow:
+    torch.manual_seed(0)
+    flow = AtomFlow(case.nodes, case.classes, case.kinds, case.steps, case.channels, case.hidden, "published")
+    with torch.no_grad():
+        for parameter in flow.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return flow
+
+
+def results(flow: AtomFlow, x: Tensor, adj: Tensor) -> dict[str, Tensor]:
+    """Returns outputs, running statistics and the gradients of a fixed direction."""
+    x = x.clone().requires_grad_()
+    z, log_det = flow(x, adj)
+    direction = torch.arange(z.numel()).view_as(z).sin().to(z.dtype)
+    ((z * direction).sum() + (log_det * torch.arange(1, len(x) + 1).cos()).sum()).backward()
+    values = {"z": z, "log_det": log_det, "gradient of x": x.grad}
+    values |= {f"gradient of {name}": parameter.grad for name, parameter in flow.named_parameters()}
+    values |= {name: value for name, value in flow.named_buffers() if "running" in name}
+    return {name: value.detach() for name, value in values.items() if value is not None}
+
+
+def errors(case: Case, dtype: torch.dtype = torch.float32) -> dict[str, tuple[float, float]]:
+    """Returns for each result of the kernels and of plain torch the largest error over the largest value."""
+    flow, (batch, nodes, kinds) = flow_of(case), (case.batch, case.nodes, case.kinds)
+    x = torch.randn(batch, nodes, case.classes)
+    adj = F.one_hot(torch.randint(0, kinds, (batch, nodes, nodes)), kinds).permute(0, 3, 1, 2).float()
+    exact = results(deepcopy(flow).double(), x.double(), adj.double())
+    both = []
+    for name in ((), ("atom_flow",)):
+        module = deepcopy(flow)
+        assert replace_submodules(module, fast.REPLACEMENTS, name) == [*name]
+        with torch.autocast("cpu", dtype) if dtype != torch.float32 else nullcontext():
+            both.append(results(module, x, adj))
+    plain, kernels = both
+    assert exact.keys() == plain.keys() == kernels.keys()
+    found = dict[str, tuple[float, float]]()
+    for name, value in exact.items():
+        size = value.abs().max().clamp_min(1e-3)
+        found[name] = float((kernels[name] - value).abs().max() / size), float((plain[name] - value).abs().max() / size)
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_agree_with_the_plain_flow_in_float64(case: Case) -> None:
+    """Latents, log-determinants, all gradients, and running statistics."""
+    assert not {name: error for name, error in errors(case).items() if error[0] > 1e-5}
+
+
+@pytest.mark.slow
+def test_kernels_round_as_plain_torch_under_autocast() -> None:
+    assert not {name: error for name, error in errors(SMALL, torch.float16).items() if error[0] > 0.01 + 2 * error[1]}
+
+
+def test_a_mean_far_from_0_leaves_the_deviations() -> None:
+    """Where a layer's bias is large, squares of its outputs would cancel in float32."""
+    flow, x = flow_of(SMALL), torch.randn(3, 2, 2)
+    adj = torch.ones(3, 2, 2, 2)
+    with torch.no_grad():
+        for step in flow.steps:
+            step.get_submodule("linears.0").bias.add_(3000.0)  # type: ignore[union-attr]
+            step.get_submodule("graph_conv.self_linear").bias.add_(3000.0)  # type: ignore[union-attr]
+    exact = results(deepcopy(flow).double(), x.double(), adj.double())
+    replace_submodules(flow, fast.REPLACEMENTS, ["atom_flow"])
+    for name, value in results(flow, x, adj).items():
+        torch.testing.assert_close(
+            value.double(), exact[name].double(), rtol=2e-2, atol=2e-3 * float(exact[name].abs().max())
+        )
+
+
+@pytest.mark.slow
+def test_equal_batches_give_equal_bits() -> None:
+    flow, x, adj = flow_of(SMALL), torch.randn(3, 2, 2), torch.ones(3, 2, 2, 2)
+    replace_submodules(flow, fast.REPLACEMENTS, ["atom_flow"])
+    first, second = (results(deepcopy(flow), x, adj) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("kernels", ["off", "auto"])
+def test_a_network_that_evaluates_uses_running_statistics(kernels: str) -> None:
+    flow = flow_of(SMALL)
+    replace_submodules(flow, fast.REPLACEMENTS, kernels)  # type: ignore[arg-type]
+    x, adj = torch.randn(3, 2, 2), torch.ones(3, 2, 2, 2)
+    flow(x, adj)
+    before = {name: value.clone() for name, value in flow.named_buffers()}
+    z, _ = flow.eval()(x, adj)
+    torch.testing.assert_close(flow.reverse(z, adj), x, rtol=1e-3, atol=1e-4)
+    assert all(torch.equal(value, before[name]) for name, value in flow.named_buffers())
