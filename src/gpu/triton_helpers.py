@@ -1,6 +1,7 @@
 """Helpers of all models' Triton kernels: where they run, how they are launched, how they multiply."""
 
 import logging
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from types import ModuleType
@@ -48,6 +49,12 @@ def can_take(name: str, tensor: Tensor, supported: bool = True, **shapes: object
     if tensor.dtype not in DTYPES:
         return lacks(name, tensor, tensor.dtype)
     return supported or lacks(name, tensor, ", ".join(f"{key}={value}" for key, value in shapes.items()))
+
+
+def can_take_all(name: str, tensor: Tensor, conditions: Mapping[str, tuple[object, bool]]) -> bool:
+    """Returns `can_take` of values that are supported or not, by name; the log says the latter."""
+    return can_take(name, tensor, all(ok for _, ok in conditions.values()),
+                    **{key: value for key, (value, ok) in conditions.items() if not ok})  # fmt: skip
 
 
 def lacks(name: str, tensor: Tensor, what: object) -> Literal[False]:

@@ -35,7 +35,7 @@ CASES = [
             Case(4, 3, 4, 5, 6, (7, 5), 5),  # the fifth step transforms the first row again
             Case(3, 2, 2, 2, 20, (18,), 19),
             Case(2, 2, 1, 2, 5, (), 515),  # two samples of a program, of the last one one
-            Case(17, 16, 4, 2, 24, (150, 18), 17),
+            Case(17, 16, 4, 1, 24, (40, 18), 3),
         )
     ),
 ]

@@ -3,11 +3,12 @@
 - `conv`: a 3x3 convolution of a 2x2 map as one dense product; on a GPU a kernel folds its weight's gradient.
 - `graph_conv`: neighbours are summed before the wide product, and only for the rows that an atom step needs.
 - `atom_flow`: all atom steps of a training step by Triton kernels that compute BatchNorm and coupling on their way.
+- `bond_flow`: all bond steps of a training step, with a kernel for what lies between two products.
 """
 
 from src.gpu.replace import Kernels, Replacements, replace_submodules
 from src.models.moflow.atom import AtomFlow, AtomStep, GraphConv
-from src.models.moflow.bond import Conv3x3
+from src.models.moflow.bond import BondFlow, Conv3x3
 from src.models.moflow.network import MoFlow
 
 REPLACEMENTS: Replacements = {
@@ -17,6 +18,7 @@ REPLACEMENTS: Replacements = {
         AtomStep: f"{__name__}.graph_conv:FastAtomStep",
     },
     "atom_flow": {AtomFlow: f"{__name__}.atom_flow:FastAtomFlow"},
+    "bond_flow": {BondFlow: f"{__name__}.bond_flow:FastBondFlow"},
 }
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from src.gpu.triton_helpers import can_take, launch, power_of_2, precision, reads_registers, working_dtype
+from src.gpu.triton_helpers import can_take_all, launch, power_of_2, precision, reads_registers, working_dtype
 from src.models.moflow.actnorm import BATCH_NORM_EPS, BATCH_NORM_MOMENTUM, BatchNorm
 from src.models.moflow.atom import AtomFlow, AtomStep
 from src.models.moflow.fast import atom_backward_triton as backward_kernels
@@ -47,15 +47,17 @@ def is_supported(steps: Sequence[AtomStep], x: Tensor, adj: Tensor) -> bool:
     """Returns whether the kernels take a training batch."""
     first, (batch, nodes, classes), weights = steps[0], x.shape, steps[0].actnorm.scale.dtype
     norm, widths = cast(BatchNorm, first.norms[0]), first.widths
-    is_kept, is_grouped = norm.keeps or norm.reuses, norm.group is not None and batch > norm.group
-    is_small = nodes <= MOST_NODES and classes <= MOST_CLASSES and widths[0] <= WIDEST and widths[-2] <= WIDEST_LAST
-    has_offsets = batch * nodes * max(adj.shape[1] * nodes, *widths) < 2**31
-    is_plain = first.logdet == "published" and not is_kept and not is_grouped and batch > 1
-    is_float32 = adj.dtype == weights == torch.float32
-    return can_take(
-        "atom_flow", x, is_small and has_offsets and is_plain and is_float32, batch=batch, nodes=nodes, classes=classes,
-        widths=widths, logdet=first.logdet, norm_batch=norm.group, kept_statistics=is_kept, weights=weights,
-    )  # fmt: skip
+    is_supported = {
+        "logdet": (first.logdet, first.logdet == "published"),
+        "norm_batch": (norm.group, norm.group is None or batch <= norm.group),
+        "kept_statistics": (True, not norm.keeps and not norm.reuses),
+        "weights": (weights, adj.dtype == weights == torch.float32),
+        "nodes": (nodes, nodes <= MOST_NODES),
+        "classes": (classes, classes <= MOST_CLASSES),
+        "widths": (widths, widths[0] <= WIDEST and widths[-2] <= WIDEST_LAST),
+        "batch": (batch, batch > 1 and batch * nodes * max(adj.shape[1] * nodes, *widths) < 2**31),
+    }
+    return can_take_all("atom_flow", x, is_supported)
 
 
 def parameters_of(steps: Sequence[AtomStep]) -> list[Tensor]:

@@ -1,0 +1,62 @@
+"""The bond flow's kernels in Triton's interpreter against the plain flow in float64; test_moflow_gpu.py has a GPU."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor
+
+from src.gpu import triton_helpers
+from src.gpu.replace import replace_submodules
+from src.models.moflow import fast
+from src.models.moflow.bond import BondFlow
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_helpers, "devices", {"cuda", "cpu"})
+
+
+def results(flow: BondFlow, adj: Tensor) -> dict[str, Tensor]:
+    """Returns outputs, running statistics and the gradients of a fixed direction."""
+    adj = adj.clone().requires_grad_()
+    z, log_det = flow(adj)
+    direction = torch.arange(z.numel()).view_as(z).sin().to(z.dtype)
+    ((z * direction).sum() + (log_det * torch.arange(1, len(adj) + 1).cos()).sum()).backward()
+    values = {"z": z, "log_det": log_det, "gradient of adj": adj.grad}
+    values |= {f"gradient of {name}": parameter.grad for name, parameter in flow.named_parameters()}
+    values |= {name: value for name, value in flow.named_buffers() if "running" in name}
+    return {name: value.detach() for name, value in values.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "hidden", "steps", "batch", "far"),
+    [
+        (1, (6,), 2, 3, 0.0),
+        (1, (), 1, 3, 0.0),
+        pytest.param(1, (6,), 1, 3, 3000.0, marks=pytest.mark.slow),
+        pytest.param(3, (11, 5), 2, 150, 0.0, marks=pytest.mark.slow),
+    ],
+)
+def test_kernels_agree_with_the_plain_flow_in_float64(
+    kinds: int, hidden: tuple[int, ...], steps: int, batch: int, far: float
+) -> None:
+    """Latents, log-determinants, all gradients, and running statistics; with means that are `far` from 0, too."""
+    torch.manual_seed(0)
+    flow = BondFlow(4, kinds, 2, hidden, steps, 2)
+    with torch.no_grad():
+        for parameter in flow.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+        for step in flow.steps:
+            step.get_submodule("coupling.convs.0").bias.add_(far)  # type: ignore[union-attr]
+    adj = torch.randn(batch, kinds, 4, 4)
+    exact = results(deepcopy(flow).double(), adj.double())
+    assert replace_submodules(flow, fast.REPLACEMENTS, ["bond_flow"]) == ["bond_flow"]
+    values = results(flow, adj)
+    assert values.keys() == exact.keys()
+    largest = max(float(value.abs().max()) for name, value in exact.items() if "weight" in name)
+    for name, value in values.items():
+        # A bias that BatchNorm subtracts again has no gradient: what is there is rounding.
+        is_void = hidden and "convs" in name and "bias" in name and f"convs.{len(hidden)}" not in name
+        size = largest if is_void else max(float(exact[name].abs().max()), 1e-3)
+        assert float((value - exact[name]).abs().max()) < (2e-3 if far else 1e-5) * size, name
