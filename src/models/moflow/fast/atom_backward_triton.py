@@ -13,6 +13,7 @@ from src.models.moflow.fast.atom_triton import (
     last_layer,
     load_hidden,
     load_vector,
+    of_programs,
     product,
     relu,
     sigmoid,
@@ -22,17 +23,17 @@ from src.models.moflow.fast.atom_triton import (
 
 
 @triton.jit
-def conclude_backward(partials, norm, gradients, node, nodes, programs, count, is_first, PARTIALS: tl.constexpr):
+def conclude_backward(
+    partials, norm, gradients, node, nodes, programs, count, is_first, PARTIALS: tl.constexpr, AXIS: tl.constexpr
+):
     """Returns mean, p, q and r of these nodes: the gradient of z is p g + q (z - mean) + r.
 
     The first program writes `gradients` [2, nodes], of BatchNorm's weight and bias.
     """
-    program = tl.arange(0, PARTIALS)
-    mask = (node < nodes)[:, None] & (program < programs)[None, :]
-    pointers = (partials + node * (2 * programs))[:, None] + program[None, :]
-    of_bias = tl.sum(tl.load(pointers, mask=mask, other=0.0), 1)
+    pointers, mask = of_programs(partials, node, nodes, programs, 2, PARTIALS, AXIS)
+    of_bias = tl.sum(tl.load(pointers, mask=mask, other=0.0), AXIS)
     mean, inverse = load_vector(norm, 0, node, nodes), load_vector(norm, 1, node, nodes)
-    of_weight = tl.sum(tl.load(pointers + programs, mask=mask, other=0.0), 1) * inverse
+    of_weight = tl.sum(tl.load(pointers + programs, mask=mask, other=0.0), AXIS) * inverse
     store_vector(gradients, 0, node, of_weight, nodes, is_first)
     store_vector(gradients, 1, node, of_bias, nodes, is_first)
     p, share = load_vector(norm, 2, node, nodes), 1.0 / count
@@ -60,7 +61,7 @@ def between_backward(
     node, column = tl.arange(0, PADDED_NODES), tl.arange(0, PADDED_CLASSES)
     if CONVOLVES:
         mean_conv, p, q, r = conclude_backward(partials, norm_conv, norm_gradients, node, NODES, programs,
-                                               batch * CHANNELS, program == 0, PARTIALS)  # fmt: skip
+                                               batch * CHANNELS, program == 0, PARTIALS, 1)  # fmt: skip
         factors = load_vector(scaling, 0, node, NODES)
     if COUPLES:
         mean = load_vector(norm, 0, node, NODES)
@@ -151,34 +152,33 @@ def layer_backward(
     down = tl.cdiv(batch, ROWS)
     tile, node = tl.program_id(0) % (across * down), tl.program_id(0) // (across * down)
     column, row = tile % across * COLUMNS + tl.arange(0, COLUMNS), tile // across * ROWS + tl.arange(0, ROWS)
-    one = node + tl.arange(0, 1)
-    mean, p, q, r = conclude_backward(partials, norm_out, norm_gradients, one, nodes, programs, batch * OUTPUTS,
-                                      tile == 0, PARTIALS)  # fmt: skip
+    mean, p, q, r = conclude_backward(partials, norm_out, norm_gradients, node, nodes, programs, batch * OUTPUTS,
+                                      tile == 0, PARTIALS, 0)  # fmt: skip
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for k in range(0, OUTPUTS, DEPTH):
         channel = k + tl.arange(0, DEPTH)
         offset = (node * batch + row)[:, None] * OUTPUTS + channel[None, :]
         mask = (row < batch)[:, None] & (channel < OUTPUTS)[None, :]
-        a = tl.load(g + offset, mask=mask, other=0.0).to(tl.float32) * p[:, None] + r[:, None]
-        a += q[:, None] * (tl.load(out + offset, mask=mask, other=0.0).to(tl.float32) - mean[:, None])
+        a = tl.load(g + offset, mask=mask, other=0.0).to(tl.float32) * p + r
+        a += q * (tl.load(out + offset, mask=mask, other=0.0).to(tl.float32) - mean)
         a = tl.where(mask, a, 0.0).to(g.dtype.element_ty)
         tl.store(of_out + offset, a, mask=mask & (tile % across == 0))
         mask = (channel < OUTPUTS)[:, None] & (column < INPUTS)[None, :]
         b = tl.load(matrix + channel[:, None] * INPUTS + column[None, :], mask=mask, other=0.0)
         total = product(a, b, total, PRECISION, UPCAST)
         settle(SETTLE)
-    mean, scale, shift = (load_vector(norm, 0, one, nodes), load_vector(norm, 2, one, nodes),
-                          load_vector(norm, 3, one, nodes))  # fmt: skip
+    mean, scale, shift = (load_vector(norm, 0, node, nodes), load_vector(norm, 2, node, nodes),
+                          load_vector(norm, 3, node, nodes))  # fmt: skip
     mask = (row < batch)[:, None] & (column < INPUTS)[None, :]
     offset = (node * batch + row)[:, None] * INPUTS + column[None, :]
     before = tl.load(z + offset, mask=mask, other=0.0).to(tl.float32)
-    is_cut = (before * scale[:, None] + shift[:, None] <= 0) | (mask == 0)
+    is_cut = (before * scale + shift <= 0) | (mask == 0)
     gradient = tl.where(is_cut, 0.0, total).to(g_in.dtype.element_ty)
     tl.store(g_in + offset, gradient, mask=mask)
     gradient = gradient.to(tl.float32)
     to = in_partials + node * (2 * across * down) + tile
     tl.store(to, tl.sum(tl.sum(gradient, 1), 0))
-    tl.store(to + across * down, tl.sum(tl.sum(gradient * (before - mean[:, None]), 1), 0))
+    tl.store(to + across * down, tl.sum(tl.sum(gradient * (before - mean), 1), 0))
 
 
 @triton.jit

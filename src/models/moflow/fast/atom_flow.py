@@ -123,24 +123,27 @@ def products(z: Tensor) -> dict[str, Any]:
     return {"PRECISION": precision(z.dtype), "UPCAST": upcast, "SETTLE": reads_registers(z)}
 
 
-def tile_of(sizes: Sizes, inputs: int, outputs: int, dtype: torch.dtype) -> Tile:
-    """Returns the tile of a layer's output, whose rows are samples."""
-    most = 64 if dtype == torch.float32 else 128
-    rows, columns = min(most, padded(sizes.batch)), min(most, padded(outputs))
+def tile_of(sizes: Sizes, inputs: int, outputs: int, dtype: torch.dtype, backward: bool = False) -> Tile:
+    """Returns the tile of a layer's output, or backward of its input's gradient, whose rows are samples.
+
+    In half precision two or three programs are on a multiprocessor at a time, for their registers: the tiles of
+    `backward` need more for each element.
+    """
+    if dtype == torch.float32:
+        rows, columns, depth = 64, 64, 32
+    else:
+        rows, columns, depth = (128, 128, 32) if not backward else (128, 64, 64) if inputs <= 128 else (64, 128, 32)
+    rows, columns = min(rows, padded(sizes.batch)), min(columns, padded(outputs))
     if rows == 128 and sizes.nodes * -(-sizes.batch // rows) * -(-outputs // columns) < FEW:
-        rows = 64
-    return Tile(rows, columns, min(most // 2, padded(inputs)), warps_of(rows, columns))
+        rows, depth = 64, 64
+    return Tile(rows, columns, min(depth, padded(inputs)), 8 if rows == 128 else 4)
 
 
 def weight_tile(inputs: int, outputs: int, batch: int, dtype: torch.dtype) -> Tile:
     """Returns the tile of a weight's gradient, whose rows are outputs."""
     most = 64 if dtype == torch.float32 else 128
     rows, columns = min(most, padded(outputs)), min(most, padded(inputs))
-    return Tile(rows, columns, min(most // 2, padded(batch)), warps_of(rows, columns))
-
-
-def warps_of(rows: int, columns: int) -> int:
-    return 8 if rows * columns > 64 * 64 else 4
+    return Tile(rows, columns, min(most // 2, padded(batch)), 8 if rows * columns > 64 * 64 else 4)
 
 
 def programs_of_node(sizes: Sizes, tile: Tile, outputs: int) -> int:
@@ -247,7 +250,7 @@ class Flow(torch.autograd.Function):
         latent_grads = [zeros(grad.shape) for _ in range(2)]
         partials, programs = zeros(nodes, 2, sizes.programs), sizes.programs
         constants = sizes.of_latents(adj)
-        tiles = [tile_of(sizes, *pair, adj.dtype) for pair in zip(widths[1:], widths, strict=False)]
+        tiles = [tile_of(sizes, *pair, adj.dtype, backward=True) for pair in zip(widths[1:], widths, strict=False)]
         for number in reversed(range(-1, count)):  # a coupling, and before it the next step's graph convolution
             couples, convolves = number >= 0, number + 1 < count
             last, after = max(number, 0), min(number + 1, count - 1)
@@ -317,6 +320,7 @@ def weight_gradients(
         backward_kernels.weight_gradients, (tiles * parts,),
         of_out, z, z if norm is None else norm, out, bias, steps, batch, nodes, nodes_each,
         0 if norm is None else norm.stride(0), NORM=norm is not None, **tile.constants(z, inputs, outputs),
+        **({"maxnreg": 128} if tile.warps == 8 else {}),  # two programs at a time on a multiprocessor
     )  # fmt: skip
     return (out.sum(0), bias.sum(0)) if parts > 1 else (out[0], bias[0])
 

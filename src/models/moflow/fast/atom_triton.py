@@ -32,25 +32,39 @@ def store_vector(vectors, number: tl.constexpr, node, values, nodes, is_first):
 
 
 @triton.jit
+def spread(x, AXIS: tl.constexpr):
+    """Returns values of nodes as they broadcast against those of programs: a single node's (AXIS 0), or a vector's."""
+    return x if AXIS == 0 else x[:, None]
+
+
+@triton.jit
+def of_programs(partials, node, nodes, programs, PARTS: tl.constexpr, PARTIALS: tl.constexpr, AXIS: tl.constexpr):
+    """Returns pointers to the first of PARTS partial sums of these nodes' programs, and where there are any."""
+    program = tl.arange(0, PARTIALS)
+    if AXIS == 1:
+        program = program[None, :]
+    mask = spread(node < nodes, AXIS) & (program < programs)
+    return spread(partials + node * (PARTS * programs), AXIS) + program, mask
+
+
+@triton.jit
 def conclude(
     partials, weight, bias, running_mean, running_var, norm, node, nodes, programs, is_first,
-    PARTIALS: tl.constexpr, EPS: tl.constexpr, MOMENTUM: tl.constexpr,
+    PARTIALS: tl.constexpr, EPS: tl.constexpr, MOMENTUM: tl.constexpr, AXIS: tl.constexpr,
 ):  # fmt: skip
     """Returns scale and shift of these nodes; the first program writes `norm` and the running statistics too.
 
     Means are taken relative to the first program's, so that their squares do not cancel.
     """
-    program, begin = tl.arange(0, PARTIALS), partials + node * (3 * programs)
-    mask = (node < nodes)[:, None] & (program < programs)[None, :]
-    pointers = begin[:, None] + program[None, :]
-    first = tl.load(begin, mask=node < nodes, other=0.0)
-    apart = tl.where(mask, tl.load(pointers, mask=mask, other=0.0) - first[:, None], 0.0)
+    pointers, mask = of_programs(partials, node, nodes, programs, 3, PARTIALS, AXIS)
+    first = tl.load(partials + node * (3 * programs), mask=node < nodes, other=0.0)
+    apart = tl.where(mask, tl.load(pointers, mask=mask, other=0.0) - spread(first, AXIS), 0.0)
     squares = tl.load(pointers + programs, mask=mask, other=0.0)
     number = tl.load(pointers + 2 * programs, mask=mask, other=0.0)
-    count = tl.maximum(tl.sum(number, 1), 1.0)
-    distance = tl.sum(apart * number, 1) / count
-    apart -= distance[:, None]
-    mean, total = first + distance, tl.sum(squares, 1) + tl.sum(apart * apart * number, 1)
+    count = tl.maximum(tl.sum(number, AXIS), 1.0)
+    distance = tl.sum(apart * number, AXIS) / count
+    apart -= spread(distance, AXIS)
+    mean, total = first + distance, tl.sum(squares, AXIS) + tl.sum(apart * apart * number, AXIS)
     inverse = 1 / tl.sqrt_rn(total / count + EPS)
     scale = tl.load(weight + node, mask=node < nodes, other=0.0) * inverse
     shift = tl.load(bias + node, mask=node < nodes, other=0.0) - mean * scale
@@ -124,7 +138,7 @@ def between(
     node, column = tl.arange(0, PADDED_NODES), tl.arange(0, PADDED_CLASSES)
     if COUPLES:
         scale, shift = conclude(partials, weight, bias, running_mean, running_var, norm, node, NODES, programs,
-                                program == 0, PARTIALS, EPS, MOMENTUM)  # fmt: skip
+                                program == 0, PARTIALS, EPS, MOMENTUM, 1)  # fmt: skip
     mean, squares = tl.zeros([PADDED_NODES], tl.float32), tl.zeros([PADDED_NODES], tl.float32)
     count = 0
     for index in range(samples):
@@ -202,14 +216,14 @@ def layer(
     down = tl.cdiv(batch, ROWS)
     tile, node = tl.program_id(0) % (across * down), tl.program_id(0) // (across * down)
     column, row = tile % across * COLUMNS + tl.arange(0, COLUMNS), tile // across * ROWS + tl.arange(0, ROWS)
-    scale, shift = conclude(partials, weight, bias, running_mean, running_var, norm, node + tl.arange(0, 1), nodes,
-                            programs, tile == 0, PARTIALS, EPS, MOMENTUM)  # fmt: skip
+    scale, shift = conclude(partials, weight, bias, running_mean, running_var, norm, node, nodes, programs,
+                            tile == 0, PARTIALS, EPS, MOMENTUM, 0)  # fmt: skip
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     for k in range(0, INPUTS, DEPTH):
         channel = k + tl.arange(0, DEPTH)
         mask = (row < batch)[:, None] & (channel < INPUTS)[None, :]
         a = tl.load(z + (node * batch + row)[:, None] * INPUTS + channel[None, :], mask=mask, other=0.0)
-        a = relu(a.to(tl.float32) * scale[:, None] + shift[:, None]).to(z.dtype.element_ty)
+        a = relu(a.to(tl.float32) * scale + shift).to(z.dtype.element_ty)
         mask = (channel < INPUTS)[:, None] & (column < OUTPUTS)[None, :]
         b = tl.load(matrix + column[None, :] * INPUTS + channel[:, None], mask=mask, other=0.0)
         total = product(a, b, total, PRECISION, UPCAST)
