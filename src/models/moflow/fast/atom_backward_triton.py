@@ -11,6 +11,7 @@ import triton.language as tl
 from src.gpu.wgmma_triton import settle
 from src.models.moflow.fast.atom_triton import (
     last_layer,
+    load_edges,
     load_hidden,
     load_vector,
     of_programs,
@@ -47,8 +48,8 @@ def between_backward(
     batch, samples, programs, row, next_row,
     COUPLES: tl.constexpr, CONVOLVES: tl.constexpr, NODES: tl.constexpr, CLASSES: tl.constexpr, KINDS: tl.constexpr,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, PADDED_NODES: tl.constexpr, PADDED_CLASSES: tl.constexpr,
-    PADDED_CHANNELS: tl.constexpr, PADDED_WIDTH: tl.constexpr, PARTIALS: tl.constexpr, PRECISION: tl.constexpr,
-    UPCAST: tl.constexpr, SETTLE: tl.constexpr,
+    PADDED_KINDS: tl.constexpr, PADDED_CHANNELS: tl.constexpr, PADDED_WIDTH: tl.constexpr, PARTIALS: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr, SETTLE: tl.constexpr,
 ):  # fmt: skip
     """The gradients of `between`. `grad` is that of its latent, as far as it does not go through the convolution.
 
@@ -82,17 +83,19 @@ def between_backward(
             of_z += q[:, None] * (output - mean_conv[:, None])
             of_z = tl.where(is_node[:, None], of_z, 0.0).to(z_conv.dtype.element_ty)
             store_hidden(of_z_conv, of_z, node, sample, batch, is_node, CHANNELS, PADDED_CHANNELS)
-            b = convolution + column[None, :] * CHANNELS + channel[:, None]
+            b = tl.load(convolution + column[None, :] * CHANNELS + channel[:, None], mask=is_channel, other=0.0)
             of_factor = tl.zeros([PADDED_NODES, PADDED_CLASSES], tl.float32)
-            of_factor = product(of_z, tl.load(b, mask=is_channel, other=0.0), of_factor, PRECISION, UPCAST)
-            for kind in tl.static_range(KINDS):
-                b += PADDED_CLASSES * CHANNELS
-                of_received = tl.zeros([PADDED_NODES, PADDED_CLASSES], tl.float32)
-                of_received = product(of_z, tl.load(b, mask=is_channel, other=0.0), of_received, PRECISION, UPCAST)
-                edge = ((sample * KINDS + kind) * NODES + node)[:, None] * NODES + node[None, :]
-                a = tl.load(adj + edge, mask=is_node[:, None] & (node < NODES)[None, :], other=0.0)
-                of_factor = product(tl.trans(a), of_received.to(a.dtype), of_factor, PRECISION, UPCAST)
-                settle(SETTLE)
+            of_factor = product(of_z, b, of_factor, PRECISION, UPCAST)
+            of_kind = tl.arange(0, PADDED_KINDS * PADDED_CLASSES)
+            b = convolution + (PADDED_CLASSES + of_kind)[None, :] * CHANNELS + channel[:, None]
+            b = tl.load(b, mask=is_channel & (of_kind < KINDS * PADDED_CLASSES)[None, :], other=0.0)
+            of_received = tl.zeros([PADDED_NODES, PADDED_KINDS * PADDED_CLASSES], tl.float32)
+            of_received = product(of_z, b, of_received, PRECISION, UPCAST).to(of_z.dtype)
+            of_received = tl.reshape(of_received, [PADDED_NODES, PADDED_KINDS, PADDED_CLASSES])
+            of_received = tl.reshape(tl.permute(of_received, (1, 0, 2)), [PADDED_KINDS * PADDED_NODES, PADDED_CLASSES])
+            a = load_edges(adj, sample, batch, KINDS, PADDED_KINDS, NODES, PADDED_NODES)
+            of_factor = product(tl.trans(a), of_received, of_factor, PRECISION, UPCAST)
+            settle(SETTLE)
             of_latent += tl.where(is_latent & (node != next_row)[:, None], of_factor, 0.0)
             latent = tl.load(x_out + place, mask=is_latent, other=0.0)
             products += tl.sum(of_latent * latent, 1)

@@ -22,9 +22,9 @@ from src.models.moflow.atom import AtomFlow, AtomStep
 from src.models.moflow.fast import atom_backward_triton as backward_kernels
 from src.models.moflow.fast import atom_triton as kernels
 
-PROGRAMS = 512  # at most, of a kernel that goes through the samples
+PROGRAMS = 4096  # at most, of a kernel that goes through the samples: each layer adds as many partial sums
 WIDEST, WIDEST_LAST = 512, 128  # channels of the graph convolution and of the last layer, which a program holds whole
-MOST_NODES, MOST_CLASSES = 64, 31
+MOST_NODES, MOST_CLASSES, MOST_KINDS = 64, 31, 4
 FEW = 256  # programs; smaller tiles where there would be fewer
 SHARES = 600  # programs that compute weights' gradients
 
@@ -53,6 +53,7 @@ def is_supported(steps: Sequence[AtomStep], x: Tensor, adj: Tensor) -> bool:
         "kept_statistics": (True, not norm.keeps and not norm.reuses),
         "weights": (weights, adj.dtype == weights == torch.float32),
         "nodes": (nodes, nodes <= MOST_NODES),
+        "kinds": (adj.shape[1], adj.shape[1] <= MOST_KINDS),
         "classes": (classes, classes <= MOST_CLASSES),
         "widths": (widths, widths[0] <= WIDEST and widths[-2] <= WIDEST_LAST),
         "batch": (batch, batch > 1 and batch * nodes * max(adj.shape[1] * nodes, *widths) < 2**31),
@@ -93,8 +94,8 @@ class Sizes(NamedTuple):
         return {
             "NODES": self.nodes, "CLASSES": self.classes, "KINDS": self.kinds, "CHANNELS": self.widths[0],
             "WIDTH": self.widths[-1], "PADDED_NODES": padded(self.nodes), "PADDED_CLASSES": self.padded_classes,
-            "PADDED_CHANNELS": padded(self.widths[0]), "PADDED_WIDTH": padded(self.widths[-1]), **products(z),
-            "num_warps": 8, "num_stages": 1,
+            "PADDED_KINDS": power_of_2(self.kinds), "PADDED_CHANNELS": padded(self.widths[0]),
+            "PADDED_WIDTH": padded(self.widths[-1]), **products(z), "num_warps": 4, "num_stages": 1,
         }  # fmt: skip
 
 
