@@ -179,7 +179,8 @@ def between(
             )
             factor = tl.where((node == next_row)[:, None], 0.0, latent)
             factor = tl.where((column == CLASSES)[None, :], 1.0, factor)
-            factor = tl.where((node < NODES)[:, None], factor, 0.0).to(z_out.dtype.element_ty)
+            factor = tl.where((node < NODES)[:, None] & (column <= CLASSES)[None, :], factor, 0.0)
+            factor = factor.to(z_out.dtype.element_ty)
             channel = tl.arange(0, PADDED_CHANNELS)
             is_channel = (channel < CHANNELS)[None, :]
             b = tl.load(convolution + column[:, None] * CHANNELS + channel[None, :], mask=is_channel, other=0.0)
