@@ -11,7 +11,6 @@ import triton.language as tl
 from src.gpu.wgmma_triton import settle
 from src.models.moflow.fast.atom_triton import (
     last_layer,
-    load_edges,
     load_hidden,
     load_vector,
     of_programs,
@@ -86,15 +85,13 @@ def between_backward(
             b = tl.load(convolution + column[None, :] * CHANNELS + channel[:, None], mask=is_channel, other=0.0)
             of_factor = tl.zeros([PADDED_NODES, PADDED_CLASSES], tl.float32)
             of_factor = product(of_z, b, of_factor, PRECISION, UPCAST)
-            of_kind = tl.arange(0, PADDED_KINDS * PADDED_CLASSES)
-            b = convolution + (PADDED_CLASSES + of_kind)[None, :] * CHANNELS + channel[:, None]
-            b = tl.load(b, mask=is_channel & (of_kind < KINDS * PADDED_CLASSES)[None, :], other=0.0)
-            of_received = tl.zeros([PADDED_NODES, PADDED_KINDS * PADDED_CLASSES], tl.float32)
-            of_received = product(of_z, b, of_received, PRECISION, UPCAST).to(of_z.dtype)
-            of_received = tl.reshape(of_received, [PADDED_NODES, PADDED_KINDS, PADDED_CLASSES])
-            of_received = tl.reshape(tl.permute(of_received, (1, 0, 2)), [PADDED_KINDS * PADDED_NODES, PADDED_CLASSES])
-            a = load_edges(adj, sample, batch, KINDS, PADDED_KINDS, NODES, PADDED_NODES)
-            of_factor = product(tl.trans(a), of_received, of_factor, PRECISION, UPCAST)
+            for kind in tl.static_range(KINDS):
+                of_kind = tl.zeros([PADDED_NODES, PADDED_CLASSES], tl.float32)
+                b = convolution + ((1 + kind) * PADDED_CLASSES + column)[None, :] * CHANNELS + channel[:, None]
+                of_kind = product(of_z, tl.load(b, mask=is_channel, other=0.0), of_kind, PRECISION, UPCAST)
+                edge = ((sample * KINDS + kind) * NODES + node)[None, :] * NODES + node[:, None]
+                a = tl.load(adj + edge, mask=is_node[:, None] & is_node[None, :], other=0.0)
+                of_factor = product(a, of_kind.to(of_z.dtype), of_factor, PRECISION, UPCAST)
             settle(SETTLE)
             of_latent += tl.where(is_latent & (node != next_row)[:, None], of_factor, 0.0)
             latent = tl.load(x_out + place, mask=is_latent, other=0.0)
