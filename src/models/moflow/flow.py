@@ -33,10 +33,8 @@ class FlowChain(nn.Module):
 
     def compile_steps(self, **kwargs: Any) -> None:
         """Compiles the steps with `torch.compile(fullgraph=True, **kwargs)` at their first call."""
-        # Training, evaluation, sampling, each batch size and each swap of halves need a graph: more than torch's limit.
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
-        self._forward_step = torch.compile(self._step_type.forward, fullgraph=True, **kwargs)
-        self._reverse_step = torch.compile(self._step_type.reverse, fullgraph=True, **kwargs)
+        self._forward_step = compiled_later(self._step_type.forward, kwargs)
+        self._reverse_step = compiled_later(self._step_type.reverse, kwargs)
 
     def run(
         self, z: Float[Tensor, "batch rows columns"], *condition: Tensor
@@ -58,6 +56,21 @@ class FlowChain(nn.Module):
             z = self._reverse_step(step, z, *condition)
             z = z if limit is None else limit(z)
         return z
+
+
+def compiled_later(function: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
+    """Returns the function, compiled when it is called: a training by kernels of ours never imports the compiler."""
+    compiled = None
+
+    def call(*arguments: Any) -> Any:
+        nonlocal compiled
+        if compiled is None:
+            # Training, evaluation, sampling, each batch size and each swap of halves need a graph.
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)
+            compiled = torch.compile(function, fullgraph=True, **options)
+        return compiled(*arguments)
+
+    return call
 
 
 def initialize_together(chains: Sequence[FlowChain], starts: Sequence[tuple[Tensor, ...]]) -> None:

@@ -1,49 +1,22 @@
 # type: ignore  (the type checker reads Triton as Python)
 """The atom flow backward; layouts as in `atom_triton`.
 
-g is the gradient of a BatchNorm's output, and `partials` [nodes, 2, programs] the sums of g and g (z - mean) of the
-programs that stored it. Who loads g computes the gradient of z from it, which is stored once for the weight's gradient.
+g is the gradient of a BatchNorm's output. Who loads it computes the gradient of z from it. That and the layers' inputs,
+relu(BatchNorm(z)), are stored once for the weights' gradients.
 """
 
 import triton
 import triton.language as tl
 
 from src.gpu.wgmma_triton import settle
-from src.models.moflow.fast.atom_triton import (
-    last_layer,
-    load_hidden,
-    load_vector,
-    of_programs,
-    product,
-    relu,
-    sigmoid,
-    store_hidden,
-    store_vector,
-)
-
-
-@triton.jit
-def conclude_backward(
-    partials, norm, gradients, node, nodes, programs, count, is_first, PARTIALS: tl.constexpr, AXIS: tl.constexpr
-):
-    """Returns mean, p, q and r of these nodes: the gradient of z is p g + q (z - mean) + r.
-
-    The first program writes `gradients` [2, nodes], of BatchNorm's weight and bias.
-    """
-    pointers, mask = of_programs(partials, node, nodes, programs, 2, PARTIALS, AXIS)
-    of_bias = tl.sum(tl.load(pointers, mask=mask, other=0.0), AXIS)
-    mean, inverse = load_vector(norm, 0, node, nodes), load_vector(norm, 1, node, nodes)
-    of_weight = tl.sum(tl.load(pointers + programs, mask=mask, other=0.0), AXIS) * inverse
-    store_vector(gradients, 0, node, of_weight, nodes, is_first)
-    store_vector(gradients, 1, node, of_bias, nodes, is_first)
-    p, share = load_vector(norm, 2, node, nodes), 1.0 / count
-    return mean, p, -p * inverse * of_weight * share, -p * of_bias * share
+from src.models.moflow.fast.atom_triton import last_layer, load_hidden, product, sigmoid, store_hidden
+from src.models.moflow.fast.norm_triton import conclude_backward, load_vector, relu, store_vector
 
 
 @triton.jit(do_not_specialize=["row", "next_row"])
 def between_backward(
     grad, of_log_det, g, z_conv, partials, norm_conv, norm_gradients, adj, convolution, scaling, x_out, of_actnorm,
-    of_z_conv, x, z, norm, matrix, linear_bias, of_outputs, g_out, out_partials, grad_out,
+    of_z_conv, x, z, norm, matrix, linear_bias, of_outputs, layer_input, g_out, out_partials, grad_out,
     batch, samples, programs, row, next_row,
     COUPLES: tl.constexpr, CONVOLVES: tl.constexpr, NODES: tl.constexpr, CLASSES: tl.constexpr, KINDS: tl.constexpr,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, PADDED_NODES: tl.constexpr, PADDED_CLASSES: tl.constexpr,
@@ -54,8 +27,8 @@ def between_backward(
 
     Writes the gradients of the convolution's output to `of_z_conv`, of the last layer's output to `of_outputs`
     [node, batch, 2 PADDED_CLASSES], of the last BatchNorm's output to `g_out`, and of the latent that the coupling
-    got, as far as it does not go through the layers, to `grad_out`. `of_actnorm` [programs, 2, NODES] are sums of the
-    gradient of ActNorm's output, times that output and alone.
+    got, as far as it does not go through the layers, to `grad_out`; the last layer's input to `layer_input`.
+    `of_actnorm` [programs, 2, NODES] are sums of the gradient of ActNorm's output, times that output and alone.
     """
     program = tl.program_id(0)
     node, column = tl.arange(0, PADDED_NODES), tl.arange(0, PADDED_CLASSES)
@@ -103,6 +76,7 @@ def between_backward(
             apart = before - mean[:, None]
             before = before * scale[:, None] + shift[:, None]
             hidden = relu(before).to(z.dtype.element_ty)
+            store_hidden(layer_input, hidden, node, sample, batch, is_node, WIDTH, PADDED_WIDTH)
             logits = last_layer(hidden, matrix, linear_bias, 0, CLASSES, PADDED_CLASSES, WIDTH, PADDED_WIDTH,
                                 PRECISION, UPCAST)  # fmt: skip
             shifts = last_layer(hidden, matrix, linear_bias, CLASSES, CLASSES, PADDED_CLASSES, WIDTH, PADDED_WIDTH,
@@ -143,11 +117,12 @@ def between_backward(
 
 @triton.jit
 def layer_backward(
-    g, out, partials, norm_out, norm_gradients, matrix, z, norm, of_out, g_in, in_partials, batch, nodes, programs,
+    g, out, partials, norm_out, norm_gradients, matrix, z, norm, of_out, layer_input, g_in, in_partials,
+    batch, nodes, programs,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
     PARTIALS: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr, SETTLE: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of `layer`: of its output `out` to `of_out`, and of BatchNorm(z) to `g_in`."""
+    """The gradients of `layer`: of its output `out` to `of_out`, and of BatchNorm(z) to `g_in`; `layer_input` again."""
     across: tl.constexpr = (INPUTS + COLUMNS - 1) // COLUMNS
     down = tl.cdiv(batch, ROWS)
     tile, node = tl.program_id(0) % (across * down), tl.program_id(0) // (across * down)
@@ -172,51 +147,11 @@ def layer_backward(
     mask = (row < batch)[:, None] & (column < INPUTS)[None, :]
     offset = (node * batch + row)[:, None] * INPUTS + column[None, :]
     before = tl.load(z + offset, mask=mask, other=0.0).to(tl.float32)
-    is_cut = (before * scale + shift <= 0) | (mask == 0)
-    gradient = tl.where(is_cut, 0.0, total).to(g_in.dtype.element_ty)
+    after = before * scale + shift
+    tl.store(layer_input + offset, relu(after).to(layer_input.dtype.element_ty), mask=mask)
+    gradient = tl.where((after <= 0) | (mask == 0), 0.0, total).to(g_in.dtype.element_ty)
     tl.store(g_in + offset, gradient, mask=mask)
     gradient = gradient.to(tl.float32)
     to = in_partials + node * (2 * across * down) + tile
     tl.store(to, tl.sum(tl.sum(gradient, 1), 0))
     tl.store(to + across * down, tl.sum(tl.sum(gradient * (before - mean), 1), 0))
-
-
-@triton.jit
-def weight_gradients(
-    of_out, z, norm, out, bias_out, steps, batch, nodes, nodes_each, norm_stride,
-    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    NORM: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr, SETTLE: tl.constexpr,
-):  # fmt: skip
-    """Gradients of a layer's weight `out` [parts, steps, OUTPUTS, INPUTS] and bias [parts, steps, OUTPUTS], all steps.
-
-    Each part is of `nodes_each` nodes. The layer's input is relu(BatchNorm(z)), or z without NORM.
-    """
-    across: tl.constexpr = (INPUTS + COLUMNS - 1) // COLUMNS
-    tiles: tl.constexpr = across * ((OUTPUTS + ROWS - 1) // ROWS)
-    tile, step, part = (tl.program_id(0) % tiles, (tl.program_id(0) // tiles % steps).to(tl.int64),
-                        tl.program_id(0) // (tiles * steps))  # fmt: skip
-    to, of = tile // across * ROWS + tl.arange(0, ROWS), tile % across * COLUMNS + tl.arange(0, COLUMNS)
-    of_out += step * nodes * batch * OUTPUTS
-    z += step * nodes * batch * INPUTS
-    blocks = tl.cdiv(batch, DEPTH)
-    total, of_bias = tl.zeros([ROWS, COLUMNS], tl.float32), tl.zeros([ROWS], tl.float32)
-    for index in range(nodes_each * blocks):
-        node, row = part * nodes_each + index // blocks, index % blocks * DEPTH + tl.arange(0, DEPTH)
-        is_row = (row < batch) & (node < nodes)
-        place = node * batch + row
-        mask = is_row[:, None] & (to < OUTPUTS)[None, :]
-        a = tl.load(of_out + place[:, None] * OUTPUTS + to[None, :], mask=mask, other=0.0)
-        mask = is_row[:, None] & (of < INPUTS)[None, :]
-        b = tl.load(z + place[:, None] * INPUTS + of[None, :], mask=mask, other=0.0)
-        if NORM:
-            vectors = norm + step * norm_stride + node
-            scale = tl.load(vectors + 2 * nodes, mask=node < nodes, other=0.0)
-            shift = tl.load(vectors + 3 * nodes, mask=node < nodes, other=0.0)
-            b = relu(b.to(tl.float32) * scale + shift).to(z.dtype.element_ty)
-        of_bias += tl.sum(a.to(tl.float32), 0)
-        total = product(tl.trans(a), b, total, PRECISION, UPCAST)
-        settle(SETTLE)
-    place = (part * steps + step) * OUTPUTS + to
-    mask = (to < OUTPUTS)[:, None] & (of < INPUTS)[None, :]
-    tl.store(out + place[:, None] * INPUTS + of[None, :], total, mask=mask)
-    tl.store(bias_out + place, of_bias, mask=(to < OUTPUTS) & (tile % across == 0))

@@ -3,7 +3,7 @@
 What is sequential are a step's layers, as each BatchNorm needs sums over the batch. So a kernel begins with the sums of
 the last one's programs and ends with its own, and nothing lies between two kernels. Between the last layer of a step
 and the graph convolution of the next one there is no BatchNorm: both are one kernel, with the coupling, the
-log-determinant and ActNorm. Weights' gradients of all steps are one kernel for each layer, at the end.
+log-determinant and ActNorm. Weights' gradients of all steps are one product for each layer, at the end.
 
 Without atomics, equal inputs give equal bits.
 """
@@ -22,11 +22,9 @@ from src.models.moflow.atom import AtomFlow, AtomStep
 from src.models.moflow.fast import atom_backward_triton as backward_kernels
 from src.models.moflow.fast import atom_triton as kernels
 
-PROGRAMS = 4096  # at most, of a kernel that goes through the samples: each layer adds as many partial sums
+PROGRAMS = 528  # at most, of a kernel that goes through the samples: four on each multiprocessor of an H200
 WIDEST, WIDEST_LAST = 512, 128  # channels of the graph convolution and of the last layer, which a program holds whole
 MOST_NODES, MOST_CLASSES, MOST_KINDS = 64, 31, 4
-FEW = 256  # programs; smaller tiles where there would be fewer
-SHARES = 600  # programs that compute weights' gradients
 
 
 class FastAtomFlow(AtomFlow):
@@ -100,17 +98,16 @@ class Sizes(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """What a program computes of a product, how much of the factors it loads at a time, and its warps."""
+    """What a program computes of a product, how much of the factors it loads at a time, and in how many stages."""
 
     rows: int
     columns: int
     depth: int
-    warps: int
-    stages: int = 3
+    stages: int
 
     def constants(self, z: Tensor, inputs: int, outputs: int) -> dict[str, Any]:
         return {"INPUTS": inputs, "OUTPUTS": outputs, "ROWS": self.rows, "COLUMNS": self.columns, "DEPTH": self.depth,
-                **products(z), "num_warps": self.warps, "num_stages": self.stages}  # fmt: skip
+                **products(z), "num_warps": 4, "num_stages": self.stages}  # fmt: skip
 
 
 def padded(size: int) -> int:
@@ -124,27 +121,15 @@ def products(z: Tensor) -> dict[str, Any]:
     return {"PRECISION": precision(z.dtype), "UPCAST": upcast, "SETTLE": reads_registers(z)}
 
 
-def tile_of(sizes: Sizes, inputs: int, outputs: int, dtype: torch.dtype, backward: bool = False) -> Tile:
-    """Returns the tile of a layer's output, or backward of its input's gradient, whose rows are samples.
+def tile_of(sizes: Sizes, inputs: int, outputs: int, dtype: torch.dtype) -> Tile:
+    """Returns the tile of a layer's output, or of its input's gradient, whose rows are samples.
 
-    In half precision two or three programs are on a multiprocessor at a time, for their registers: the tiles of
-    `backward` need more for each element.
+    In half precision the fastest of twelve on an H200, at 512 and at 3,584 samples.
     """
-    if dtype == torch.float32:
-        rows, columns, depth = 64, 64, 32
-    else:
-        rows, columns, depth = (128, 128, 32) if not backward else (128, 64, 64) if inputs <= 128 else (64, 128, 32)
-    rows, columns = min(rows, padded(sizes.batch)), min(columns, padded(outputs))
-    if rows == 128 and sizes.nodes * -(-sizes.batch // rows) * -(-outputs // columns) < FEW:
-        rows, depth = 64, 64
-    return Tile(rows, columns, min(depth, padded(inputs)), 8 if rows == 128 else 4)
-
-
-def weight_tile(inputs: int, outputs: int, batch: int, dtype: torch.dtype) -> Tile:
-    """Returns the tile of a weight's gradient, whose rows are outputs."""
-    most = 64 if dtype == torch.float32 else 128
-    rows, columns = min(most, padded(outputs)), min(most, padded(inputs))
-    return Tile(rows, columns, min(most // 2, padded(batch)), 8 if rows * columns > 64 * 64 else 4)
+    narrow = dtype == torch.float32 or min(inputs, outputs) <= 64
+    columns, depth = (64, 32 if dtype == torch.float32 else 64) if narrow else (128, 32)
+    rows = min(64, padded(sizes.batch))
+    return Tile(rows, min(columns, padded(outputs)), min(depth, padded(inputs)), 3 if narrow else 4)
 
 
 def programs_of_node(sizes: Sizes, tile: Tile, outputs: int) -> int:
@@ -244,14 +229,14 @@ class Flow(torch.autograd.Function):
         hidden, weights = rest[:layers], rest[layers:]
         new, zeros = adj.new_empty, latents.new_empty
         grad, of_log_det = grads[0].contiguous(), grads[1].contiguous()
-        of_hidden = [torch.empty_like(z) for z in hidden]
+        of_hidden, inputs = ([torch.empty_like(z) for z in hidden] for _ in range(2))
         of_outputs = new(count, nodes, batch, wide)
         g = [torch.empty_like(z[0]) for z in hidden]  # of each BatchNorm's output; each step overwrites the last one's
         of_norms, of_actnorms = zeros(count, layers, 2, nodes), zeros(count, sizes.programs, 2, nodes)
         latent_grads = [zeros(grad.shape) for _ in range(2)]
         partials, programs = zeros(nodes, 2, sizes.programs), sizes.programs
         constants = sizes.of_latents(adj)
-        tiles = [tile_of(sizes, *pair, adj.dtype, backward=True) for pair in zip(widths[1:], widths, strict=False)]
+        tiles = [tile_of(sizes, *pair, adj.dtype) for pair in zip(widths[1:], widths, strict=False)]
         for number in reversed(range(-1, count)):  # a coupling, and before it the next step's graph convolution
             couples, convolves = number >= 0, number + 1 < count
             last, after = max(number, 0), min(number + 1, count - 1)
@@ -261,32 +246,31 @@ class Flow(torch.autograd.Function):
                 grad, of_log_det, g[0], hidden[0][after], partials, norms[after, 0], of_norms[after, 0], adj,
                 convolution[after], steps[after].actnorm.scale, latents[after], of_actnorms[after], of_hidden[0][after],
                 latents[last], hidden[-1][last], norms[last, -1], weights[-1][last], steps[last].linears[-1].bias,
-                of_outputs[last], g[-1] if layers > 1 or not convolves else new_g(g), new_partials, out,
-                batch, sizes.samples, programs, last % nodes, after % nodes,
+                of_outputs[last], inputs[-1][last], g[-1] if layers > 1 or not convolves else new_g(g), new_partials,
+                out, batch, sizes.samples, programs, last % nodes, after % nodes,
                 COUPLES=couples, CONVOLVES=convolves, PARTIALS=padded(programs) if convolves else 16, **constants,
             )  # fmt: skip
             grad, partials, programs = out, new_partials, sizes.programs
             for layer, tile in reversed(list(enumerate(tiles))) if couples else ():
-                inputs, outputs = widths[layer : layer + 2]
-                of_node = programs_of_node(sizes, tile, inputs)
+                of_node = programs_of_node(sizes, tile, widths[layer])
                 new_partials = zeros(nodes, 2, of_node)
                 launch(
                     backward_kernels.layer_backward, (nodes * of_node,),
                     g[layer + 1], hidden[layer + 1][number], partials, norms[number, layer + 1],
                     of_norms[number, layer + 1], weights[layer][number], hidden[layer][number], norms[number, layer],
-                    of_hidden[layer + 1][number], g[layer], new_partials, batch, nodes, programs,
-                    PARTIALS=padded(programs), **tile.constants(adj, inputs, outputs),
+                    of_hidden[layer + 1][number], inputs[layer][number], g[layer], new_partials, batch, nodes, programs,
+                    PARTIALS=padded(programs), **tile.constants(adj, *widths[layer : layer + 2]),
                 )  # fmt: skip
                 partials, programs = new_partials, of_node
         of_actnorm = of_actnorms.sum(1)
         of_scale = (of_actnorm[:, 0] + classes * of_log_det.sum()) / scales.flatten(1)
         gradients = [(scales.flatten(1) * of_actnorm[:, 1]).view_as(scales), of_scale.view_as(scales)]
-        gradients += of_convolution(sizes, weight_gradients(of_hidden[0], summed.flatten(3), None)[0])
+        gradients += of_convolution(sizes, weight_gradients(of_hidden[0], summed.flatten(3)))
         for layer in range(layers):
             gradients += [of_norms[:, layer, part].contiguous() for part in range(2)]
         for layer in range(layers):
             of_out = of_outputs if layer + 1 == layers else of_hidden[layer + 1]
-            of_weight, of_bias = weight_gradients(of_out, hidden[layer], norms[:, layer])
+            of_weight, of_bias = weight_gradients(of_out, inputs[layer]), of_out.sum((1, 2), dtype=torch.float32)
             if layer + 1 == layers:
                 of_weight, of_bias = (
                     torch.cat([of[:, begin : begin + classes] for begin in (0, sizes.padded_classes)], 1)
@@ -303,27 +287,13 @@ def new_g(g: list[Tensor]) -> Tensor:
 
 
 def weight_gradients(
-    of_out: Float[Tensor, "steps nodes batch outputs"],
-    z: Float[Tensor, "steps nodes batch inputs"],
-    norm: Float[Tensor, "steps 4 nodes"] | None,
-) -> tuple[Float[Tensor, "steps outputs inputs"], Float[Tensor, "steps outputs"]]:
-    """Returns the gradients of a layer's weight and bias of all steps, summed in float32.
-
-    Its inputs are relu(BatchNorm(z)), or z without `norm`.
-    """
-    (steps, nodes, batch, outputs), inputs = of_out.shape, z.shape[3]
-    tile = weight_tile(inputs, outputs, batch, z.dtype)
-    tiles = steps * -(-outputs // tile.rows) * -(-inputs // tile.columns)
-    nodes_each = -(-nodes // min(nodes, -(-SHARES // tiles)))
-    parts = -(-nodes // nodes_each)
-    out, bias = (z.new_empty(parts, steps, outputs, *rest, dtype=torch.float32) for rest in ((inputs,), ()))
-    launch(
-        backward_kernels.weight_gradients, (tiles * parts,),
-        of_out, z, z if norm is None else norm, out, bias, steps, batch, nodes, nodes_each,
-        0 if norm is None else norm.stride(0), NORM=norm is not None, **tile.constants(z, inputs, outputs),
-        **({"maxnreg": 128} if tile.warps == 8 else {}),  # two programs at a time on a multiprocessor
-    )  # fmt: skip
-    return (out.sum(0), bias.sum(0)) if parts > 1 else (out[0], bias[0])
+    of_out: Float[Tensor, "steps nodes batch outputs"], inputs: Float[Tensor, "steps nodes batch inputs"]
+) -> Float[Tensor, "steps outputs inputs"]:
+    """Returns the gradients of a layer's weight of all steps, in float32."""
+    of_out, inputs = of_out.flatten(1, 2).transpose(1, 2), inputs.flatten(1, 2)
+    if of_out.dtype == torch.float32 or not of_out.is_cuda:
+        return torch.bmm(of_out.float(), inputs.float())
+    return torch.bmm(of_out, inputs, out_dtype=torch.float32)
 
 
 def of_convolution(sizes: Sizes, gradient: Float[Tensor, "steps channels columns"]) -> list[Tensor]:

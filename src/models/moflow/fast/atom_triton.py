@@ -2,15 +2,15 @@
 """The atom flow forward: a coupling with the next step's graph convolution, and the layers between, in one kernel each.
 
 Hidden values are [node, batch, channel]: a BatchNorm channel is a node, so a tile of one node's rows has one scale and
-one shift. `norm` [4, nodes] are a BatchNorm's mean, 1 / deviation, scale and shift; its output is scale z + shift.
-`partials` [nodes, 3, programs] are mean, squared deviations and number of the values of each program that stored z. Who
-loads z adds them first. All computation is in float32, except the factors of products.
+one shift; `norm_triton` says what `norm` and `partials` are. All computation is in float32, except the factors of
+products.
 """
 
 import triton
 import triton.language as tl
 
 from src.gpu.wgmma_triton import settle
+from src.models.moflow.fast.norm_triton import conclude, load_vector, relu
 
 
 @triton.jit
@@ -19,69 +19,6 @@ def product(a, b, total, PRECISION: tl.constexpr, UPCAST: tl.constexpr):
     if UPCAST:
         a, b = a.to(tl.float32), b.to(tl.float32)
     return tl.dot(a, b, total, input_precision=PRECISION)
-
-
-@triton.jit
-def load_vector(vectors, number: tl.constexpr, node, nodes):
-    return tl.load(vectors + number * nodes + node, mask=node < nodes, other=0.0)
-
-
-@triton.jit
-def store_vector(vectors, number: tl.constexpr, node, values, nodes, is_first):
-    tl.store(vectors + number * nodes + node, values, mask=(node < nodes) & is_first)
-
-
-@triton.jit
-def spread(x, AXIS: tl.constexpr):
-    """Returns values of nodes as they broadcast against those of programs: a single node's (AXIS 0), or a vector's."""
-    return x if AXIS == 0 else x[:, None]
-
-
-@triton.jit
-def of_programs(partials, node, nodes, programs, PARTS: tl.constexpr, PARTIALS: tl.constexpr, AXIS: tl.constexpr):
-    """Returns pointers to the first of PARTS partial sums of these nodes' programs, and where there are any."""
-    program = tl.arange(0, PARTIALS)
-    if AXIS == 1:
-        program = program[None, :]
-    mask = spread(node < nodes, AXIS) & (program < programs)
-    return spread(partials + node * (PARTS * programs), AXIS) + program, mask
-
-
-@triton.jit
-def conclude(
-    partials, weight, bias, running_mean, running_var, norm, node, nodes, programs, is_first,
-    PARTIALS: tl.constexpr, EPS: tl.constexpr, MOMENTUM: tl.constexpr, AXIS: tl.constexpr,
-):  # fmt: skip
-    """Returns scale and shift of these nodes; the first program writes `norm` and the running statistics too.
-
-    Means are taken relative to the first program's, so that their squares do not cancel.
-    """
-    pointers, mask = of_programs(partials, node, nodes, programs, 3, PARTIALS, AXIS)
-    first = tl.load(partials + node * (3 * programs), mask=node < nodes, other=0.0)
-    apart = tl.where(mask, tl.load(pointers, mask=mask, other=0.0) - spread(first, AXIS), 0.0)
-    squares = tl.load(pointers + programs, mask=mask, other=0.0)
-    number = tl.load(pointers + 2 * programs, mask=mask, other=0.0)
-    count = tl.maximum(tl.sum(number, AXIS), 1.0)
-    distance = tl.sum(apart * number, AXIS) / count
-    apart -= spread(distance, AXIS)
-    mean, total = first + distance, tl.sum(squares, AXIS) + tl.sum(apart * apart * number, AXIS)
-    inverse = 1 / tl.sqrt_rn(total / count + EPS)
-    scale = tl.load(weight + node, mask=node < nodes, other=0.0) * inverse
-    shift = tl.load(bias + node, mask=node < nodes, other=0.0) - mean * scale
-    store_vector(norm, 0, node, mean, nodes, is_first)
-    store_vector(norm, 1, node, inverse, nodes, is_first)
-    store_vector(norm, 2, node, scale, nodes, is_first)
-    store_vector(norm, 3, node, shift, nodes, is_first)
-    old = load_vector(running_mean, 0, node, nodes)
-    store_vector(running_mean, 0, node, old + MOMENTUM * (mean - old), nodes, is_first)
-    old = load_vector(running_var, 0, node, nodes)
-    store_vector(running_var, 0, node, old + MOMENTUM * (total / tl.maximum(count - 1, 1.0) - old), nodes, is_first)
-    return scale, shift
-
-
-@triton.jit
-def relu(x):
-    return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit

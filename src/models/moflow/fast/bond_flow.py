@@ -4,7 +4,7 @@ Nothing of it is compiled by Inductor, whose compilation would be most of a run'
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Float
@@ -22,7 +22,8 @@ from src.models.moflow.fast.conv import FOLD, folded
 
 POSITIONS = 4  # of a map: its 3x3 convolutions are dense products then
 WIDEST = 4096  # channels of a half, which a program holds whole
-NORM = {"ROWS": 512, "COLUMNS": 8, "num_warps": 8}
+NORM = {"ROWS": 64, "COLUMNS": 64, "num_warps": 4}
+MOST_PARTS = 64  # that the rows are divided into for BatchNorm's sums
 LATENT = {"ROWS": 32, "COLUMNS": 128, "num_warps": 4}
 
 
@@ -60,6 +61,21 @@ def is_supported(steps: Sequence[BondStep], z: Tensor) -> bool:
     return can_take_all("bond_flow", z, is_supported)
 
 
+class Parts(NamedTuple):
+    """How the programs of BatchNorm's kernels divide its rows."""
+
+    rows: int
+    count: int
+    grid: tuple[int]
+
+
+def parts_of(rows: int, channels: int) -> Parts:
+    """Returns parts of whole blocks of rows."""
+    most = NORM["ROWS"] * -(-rows // (NORM["ROWS"] * MOST_PARTS))
+    count = -(-rows // most)
+    return Parts(most, count, (count * -(-channels // NORM["COLUMNS"]),))
+
+
 class Step(torch.autograd.Function):
     """One step without ActNorm's log-determinant; `parameters` are the step's own in their order."""
 
@@ -78,12 +94,16 @@ class Step(torch.autograd.Function):
             outputs.append(F.linear(inputs[-1], matrices[-1], bias.to(dtype).repeat(positions)))
             if number < len(norms):
                 norm, width = norms[number], len(bias)
+                parts = parts_of(rows, width)
+                partials = z.new_empty(width, 3, parts.count)
                 inputs.append(torch.empty_like(outputs[-1]))
                 statistics.append(z.new_empty(4, width))
+                launch(kernels.norm_sums, parts.grid, outputs[-1], partials, rows, parts.rows, width, **NORM)
                 launch(
-                    kernels.norm_relu, (-(-width // NORM["COLUMNS"]),),
-                    outputs[-1], norm.weight, norm.bias, norm.running_mean, norm.running_var, statistics[-1],
-                    inputs[-1], rows, width, EPS=BATCH_NORM_EPS, MOMENTUM=BATCH_NORM_MOMENTUM, **NORM,
+                    kernels.norm_relu, parts.grid,
+                    outputs[-1], partials, norm.weight, norm.bias, norm.running_mean, norm.running_var, statistics[-1],
+                    inputs[-1], rows, parts.rows, width, PARTIALS=power_of_2(parts.count), EPS=BATCH_NORM_EPS,
+                    MOMENTUM=BATCH_NORM_MOMENTUM, **NORM,
                 )  # fmt: skip
         out, log_det = torch.empty_like(z), z.new_empty(batch)
         launch(
@@ -118,15 +138,21 @@ class Step(torch.autograd.Function):
             of_convs += [of_bias, folded(of_matrix, convs[number])]  # backwards, as all of these
             of_input = input_gradient(of_output, matrices[number])
             if number > 0:
-                width = convs[number].shape[1]
-                of_weight, of_shift, of_bias = z.new_empty(3, width)
+                width, statistic = convs[number].shape[1], statistics[number - 1]
+                parts, before = parts_of(rows, width), outputs[number - 1]
+                partials, of_norm = z.new_empty(width, 2, parts.count), z.new_empty(2, width)
                 of_output = torch.empty_like(of_input)
                 launch(
-                    kernels.norm_relu_backward, (-(-width // NORM["COLUMNS"]),),
-                    of_input, outputs[number - 1], statistics[number - 1], of_output, of_weight, of_shift, of_bias,
-                    rows, width, **NORM,
+                    kernels.norm_sums_backward, parts.grid,
+                    of_input, before, statistic, partials, rows, parts.rows, width, **NORM,
                 )  # fmt: skip
-                of_norms += [of_shift, of_weight]
+                launch(
+                    kernels.norm_relu_backward, parts.grid,
+                    of_input, before, partials, statistic, of_norm, of_output, rows, parts.rows, width,
+                    PARTIALS=power_of_2(parts.count), **NORM,
+                )  # fmt: skip
+                of_norms += [of_norm[1], of_norm[0]]
+                of_bias = z.new_zeros(width)  # BatchNorm subtracts what a bias adds
             else:
                 of_output = of_input
         out, programs = torch.empty_like(z), -(-rows // LATENT["ROWS"])

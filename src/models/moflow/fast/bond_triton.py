@@ -2,12 +2,14 @@
 """What lies between the products of a bond step: ActNorm, BatchNorm with ReLU, coupling, and their gradients.
 
 A latent is [rows, 2 HALF], a row being a position of a sample; CONDITION is the first channel of the half that the
-other half is transformed by, OTHER that of the transformed one. `norm` [4, channels] are a BatchNorm's mean,
-1 / deviation, scale and shift. All computation is in float32.
+other half is transformed by, OTHER that of the transformed one. BatchNorm is that of `norm_triton`, whose nodes are
+channels here. All computation is in float32.
 """
 
 import triton
 import triton.language as tl
+
+from src.models.moflow.fast.norm_triton import conclude, conclude_backward, load_vector, relu
 
 
 @triton.jit
@@ -25,91 +27,96 @@ def condition(
 
 
 @triton.jit
-def norm_relu(
-    values, weight, bias, running_mean, running_var, norm, out, rows, channels,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, EPS: tl.constexpr, MOMENTUM: tl.constexpr,
-):  # fmt: skip
-    """Writes relu(BatchNorm(values)) and `norm` of COLUMNS channels; updates their running statistics.
+def part(rows_each, channels, COLUMNS: tl.constexpr):
+    """Returns number and count of the programs of a channel, the channels of this one, and its first row."""
+    across = tl.cdiv(channels, COLUMNS)
+    program = tl.program_id(0) // across
+    channel = tl.program_id(0) % across * COLUMNS + tl.arange(0, COLUMNS)
+    return program, tl.num_programs(0) // across, channel, program * rows_each
 
-    Sums are of distances from the mean of the first ROWS rows, so that their squares do not cancel.
-    """
-    channel, index = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, ROWS)
-    is_channel = channel < channels
-    mask = (index < rows)[:, None] & is_channel[None, :]
-    offset = index.to(tl.int64)[:, None] * channels + channel[None, :]
-    block = tl.load(values + offset, mask=mask, other=0.0).to(tl.float32)
-    first = tl.sum(block, 0) / tl.minimum(rows, ROWS)
-    total, squares = tl.zeros([ROWS, COLUMNS], tl.float32), tl.zeros([ROWS, COLUMNS], tl.float32)
-    for begin in range(0, rows, ROWS):
-        row = begin + index
-        mask = (row < rows)[:, None] & is_channel[None, :]
-        offset = row.to(tl.int64)[:, None] * channels + channel[None, :]
-        block = tl.load(values + offset, mask=mask, other=0.0).to(tl.float32)
-        apart = tl.where(mask, block - first[None, :], 0.0)
-        total += apart
-        squares += apart * apart
-    count = rows * 1.0
-    distance = tl.sum(total, 0) / count
-    mean, deviations = first + distance, tl.maximum(tl.sum(squares, 0) - distance * distance * count, 0.0)
-    inverse = 1 / tl.sqrt_rn(deviations / count + EPS)
-    scale = tl.load(weight + channel, mask=is_channel, other=0.0) * inverse
-    shift = tl.load(bias + channel, mask=is_channel, other=0.0) - mean * scale
-    tl.store(norm + channel, mean, mask=is_channel)
-    tl.store(norm + channels + channel, inverse, mask=is_channel)
-    tl.store(norm + 2 * channels + channel, scale, mask=is_channel)
-    tl.store(norm + 3 * channels + channel, shift, mask=is_channel)
-    old = tl.load(running_mean + channel, mask=is_channel, other=0.0)
-    tl.store(running_mean + channel, old + MOMENTUM * (mean - old), mask=is_channel)
-    old = tl.load(running_var + channel, mask=is_channel, other=0.0)
-    tl.store(running_var + channel, old + MOMENTUM * (deviations / (count - 1) - old), mask=is_channel)
-    for begin in range(0, rows, ROWS):
-        row = begin + index
-        mask = (row < rows)[:, None] & is_channel[None, :]
-        offset = row.to(tl.int64)[:, None] * channels + channel[None, :]
-        block = tl.load(values + offset, mask=mask, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
-        block = tl.maximum(block, 0.0, propagate_nan=tl.PropagateNan.ALL)
-        tl.store(out + offset, block.to(out.dtype.element_ty), mask=mask)
+
+@triton.jit
+def block(begin, channel, rows, channels, ROWS: tl.constexpr):
+    """Returns offsets and mask of ROWS rows."""
+    row = begin + tl.arange(0, ROWS)
+    mask = (row < rows)[:, None] & (channel < channels)[None, :]
+    return row.to(tl.int64)[:, None] * channels + channel[None, :], mask
+
+
+@triton.jit
+def norm_sums(values, partials, rows, rows_each, channels, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Writes `partials` [channels, 3, programs] of parts of `rows_each` rows, a multiple of ROWS."""
+    program, programs, channel, first = part(rows_each, channels, COLUMNS)
+    mean, squares, count = tl.zeros([COLUMNS], tl.float32), tl.zeros([COLUMNS], tl.float32), 0
+    for begin in range(first, tl.minimum(first + rows_each, rows), ROWS):
+        offset, mask = block(begin, channel, rows, channels, ROWS)
+        z = tl.load(values + offset, mask=mask, other=0.0).to(tl.float32)
+        number = tl.minimum(rows - begin, ROWS)
+        new_mean = tl.sum(z, 0) / number
+        distance = tl.where(mask, z - new_mean[None, :], 0.0)
+        share, apart = number / (count + number).to(tl.float32), new_mean - mean
+        mean += apart * share
+        squares += tl.sum(distance * distance, 0) + apart * apart * (count * share)
+        count += number
+    to, is_channel = partials + channel * (3 * programs) + program, channel < channels
+    tl.store(to, mean, mask=is_channel)
+    tl.store(to + programs, squares, mask=is_channel)
+    tl.store(to + 2 * programs, tl.zeros([COLUMNS], tl.float32) + count, mask=is_channel)
+
+
+@triton.jit
+def norm_relu(
+    values, partials, weight, bias, running_mean, running_var, norm, out, rows, rows_each, channels,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTIALS: tl.constexpr, EPS: tl.constexpr, MOMENTUM: tl.constexpr,
+):  # fmt: skip
+    """Writes relu(BatchNorm(values)) and `norm` [4, channels]; updates the running statistics."""
+    program, programs, channel, first = part(rows_each, channels, COLUMNS)
+    scale, shift = conclude(partials, weight, bias, running_mean, running_var, norm, channel, channels, programs,
+                            program == 0, PARTIALS, EPS, MOMENTUM, 1)  # fmt: skip
+    for begin in range(first, tl.minimum(first + rows_each, rows), ROWS):
+        offset, mask = block(begin, channel, rows, channels, ROWS)
+        z = tl.load(values + offset, mask=mask, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
+        tl.store(out + offset, relu(z).to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def norm_sums_backward(
+    grad, values, norm, partials, rows, rows_each, channels, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Writes `partials` [channels, 2, programs] of `norm_relu_backward`."""
+    program, programs, channel, first = part(rows_each, channels, COLUMNS)
+    mean, scale, shift = (load_vector(norm, 0, channel, channels), load_vector(norm, 2, channel, channels),
+                          load_vector(norm, 3, channel, channels))  # fmt: skip
+    sums, products = tl.zeros([COLUMNS], tl.float32), tl.zeros([COLUMNS], tl.float32)
+    for begin in range(first, tl.minimum(first + rows_each, rows), ROWS):
+        offset, mask = block(begin, channel, rows, channels, ROWS)
+        z = tl.load(values + offset, mask=mask, other=0.0).to(tl.float32)
+        g = tl.load(grad + offset, mask=mask, other=0.0).to(tl.float32)
+        g = tl.where(z * scale[None, :] + shift[None, :] <= 0, 0.0, g)
+        sums += tl.sum(g, 0)
+        products += tl.sum(g * (z - mean[None, :]), 0)
+    to = partials + channel * (2 * programs) + program
+    tl.store(to, sums, mask=channel < channels)
+    tl.store(to + programs, products, mask=channel < channels)
 
 
 @triton.jit
 def norm_relu_backward(
-    grad, values, norm, of_values, of_weight, of_bias, of_linear_bias, rows, channels,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    grad, values, partials, norm, gradients, of_values, rows, rows_each, channels,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTIALS: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of `norm_relu`, and `of_linear_bias`: that of a bias of `values`."""
-    channel, index = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, ROWS)
-    is_channel = channel < channels
-    mean = tl.load(norm + channel, mask=is_channel, other=0.0)
-    inverse = tl.load(norm + channels + channel, mask=is_channel, other=0.0)
-    scale = tl.load(norm + 2 * channels + channel, mask=is_channel, other=0.0)
-    shift = tl.load(norm + 3 * channels + channel, mask=is_channel, other=0.0)
-    sums, products = tl.zeros([ROWS, COLUMNS], tl.float32), tl.zeros([ROWS, COLUMNS], tl.float32)
-    for begin in range(0, rows, ROWS):
-        row = begin + index
-        mask = (row < rows)[:, None] & is_channel[None, :]
-        offset = row.to(tl.int64)[:, None] * channels + channel[None, :]
-        before = tl.load(values + offset, mask=mask, other=0.0).to(tl.float32)
+    """The gradients of `norm_relu`: of `values`, and `gradients` [2, channels] of weight and bias."""
+    program, programs, channel, first = part(rows_each, channels, COLUMNS)
+    mean, p, q, r = conclude_backward(partials, norm, gradients, channel, channels, programs, rows, program == 0,
+                                      PARTIALS, 1)  # fmt: skip
+    shift = load_vector(norm, 3, channel, channels)
+    for begin in range(first, tl.minimum(first + rows_each, rows), ROWS):
+        offset, mask = block(begin, channel, rows, channels, ROWS)
+        z = tl.load(values + offset, mask=mask, other=0.0).to(tl.float32)
         g = tl.load(grad + offset, mask=mask, other=0.0).to(tl.float32)
-        g = tl.where(before * scale[None, :] + shift[None, :] <= 0, 0.0, g)
-        sums += g
-        products += g * (before - mean[None, :])
-    of_shift, slope = tl.sum(sums, 0), tl.sum(products, 0) * inverse
-    tl.store(of_weight + channel, slope, mask=is_channel)
-    tl.store(of_bias + channel, of_shift, mask=is_channel)
-    share, total = 1.0 / rows, tl.zeros([ROWS, COLUMNS], tl.float32)
-    of_shift, slope = of_shift * share, slope * inverse * share
-    for begin in range(0, rows, ROWS):
-        row = begin + index
-        mask = (row < rows)[:, None] & is_channel[None, :]
-        offset = row.to(tl.int64)[:, None] * channels + channel[None, :]
-        before = tl.load(values + offset, mask=mask, other=0.0).to(tl.float32)
-        g = tl.load(grad + offset, mask=mask, other=0.0).to(tl.float32)
-        g = tl.where(before * scale[None, :] + shift[None, :] <= 0, 0.0, g)
-        g = scale[None, :] * (g - of_shift[None, :] - slope[None, :] * (before - mean[None, :]))
-        g = tl.where(mask, g, 0.0).to(of_values.dtype.element_ty)
-        tl.store(of_values + offset, g, mask=mask)
-        total += g.to(tl.float32)
-    tl.store(of_linear_bias + channel, tl.sum(total, 0), mask=is_channel)
+        g = tl.where(z * p[None, :] + shift[None, :] <= 0, 0.0, g)
+        g = p[None, :] * g + q[None, :] * (z - mean[None, :]) + r[None, :]
+        tl.store(of_values + offset, g.to(of_values.dtype.element_ty), mask=mask)
 
 
 @triton.jit
