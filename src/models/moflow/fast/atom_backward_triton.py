@@ -20,7 +20,7 @@ def between_backward(
     batch, samples, programs, row, next_row,
     COUPLES: tl.constexpr, CONVOLVES: tl.constexpr, NODES: tl.constexpr, CLASSES: tl.constexpr, KINDS: tl.constexpr,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, PADDED_NODES: tl.constexpr, PADDED_CLASSES: tl.constexpr,
-    PADDED_KINDS: tl.constexpr, PADDED_CHANNELS: tl.constexpr, PADDED_WIDTH: tl.constexpr, PARTIALS: tl.constexpr,
+    PADDED_CHANNELS: tl.constexpr, PADDED_WIDTH: tl.constexpr, PARTIALS: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr, SETTLE: tl.constexpr,
 ):  # fmt: skip
     """The gradients of `between`. `grad` is that of its latent, as far as it does not go through the convolution.
@@ -59,12 +59,13 @@ def between_backward(
             of_factor = tl.zeros([PADDED_NODES, PADDED_CLASSES], tl.float32)
             of_factor = product(of_z, b, of_factor, PRECISION, UPCAST)
             for kind in tl.static_range(KINDS):
-                of_kind = tl.zeros([PADDED_NODES, PADDED_CLASSES], tl.float32)
-                b = convolution + ((1 + kind) * PADDED_CLASSES + column)[None, :] * CHANNELS + channel[:, None]
-                of_kind = product(of_z, tl.load(b, mask=is_channel, other=0.0), of_kind, PRECISION, UPCAST)
+                of_kind = (1 + kind) * PADDED_CLASSES + column
+                b = tl.load(convolution + of_kind[None, :] * CHANNELS + channel[:, None], mask=is_channel, other=0.0)
+                of_received = tl.zeros([PADDED_NODES, PADDED_CLASSES], tl.float32)
+                of_received = product(of_z, b, of_received, PRECISION, UPCAST).to(of_z.dtype)
                 edge = ((sample * KINDS + kind) * NODES + node)[None, :] * NODES + node[:, None]
                 a = tl.load(adj + edge, mask=is_node[:, None] & is_node[None, :], other=0.0)
-                of_factor = product(a, of_kind.to(of_z.dtype), of_factor, PRECISION, UPCAST)
+                of_factor = product(a, of_received, of_factor, PRECISION, UPCAST)
             settle(SETTLE)
             of_latent += tl.where(is_latent & (node != next_row)[:, None], of_factor, 0.0)
             latent = tl.load(x_out + place, mask=is_latent, other=0.0)

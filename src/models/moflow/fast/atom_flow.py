@@ -92,7 +92,7 @@ class Sizes(NamedTuple):
         return {
             "NODES": self.nodes, "CLASSES": self.classes, "KINDS": self.kinds, "CHANNELS": self.widths[0],
             "WIDTH": self.widths[-1], "PADDED_NODES": padded(self.nodes), "PADDED_CLASSES": self.padded_classes,
-            "PADDED_KINDS": power_of_2(self.kinds), "PADDED_CHANNELS": padded(self.widths[0]),
+            "PADDED_CHANNELS": padded(self.widths[0]),
             "PADDED_WIDTH": padded(self.widths[-1]), **products(z), "num_warps": 4, "num_stages": 1,
         }  # fmt: skip
 

@@ -42,18 +42,6 @@ def store_hidden(z, values, node, sample, batch, mask, WIDTH: tl.constexpr, PADD
 
 
 @triton.jit
-def load_edges(
-    adj, sample, batch, KINDS: tl.constexpr, PADDED_KINDS: tl.constexpr, NODES: tl.constexpr, PADDED_NODES: tl.constexpr
-):
-    """Returns one sample's adjacency [kind and receiver, sender]."""
-    row, sender = tl.arange(0, PADDED_KINDS * PADDED_NODES), tl.arange(0, PADDED_NODES)
-    kind, receiver = row // PADDED_NODES, row % PADDED_NODES
-    offset = ((sample * KINDS + kind) * NODES + receiver)[:, None] * NODES + sender[None, :]
-    is_row = (kind < KINDS) & (receiver < NODES) & (sample < batch)
-    return tl.load(adj + offset, mask=is_row[:, None] & (sender < NODES)[None, :], other=0.0)
-
-
-@triton.jit
 def last_layer(
     hidden, matrix, bias, FIRST: tl.constexpr, CLASSES: tl.constexpr, PADDED_CLASSES: tl.constexpr,
     WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
@@ -74,7 +62,7 @@ def between(
     loc, scaling, adj, convolution, x_out, summed, z_out, out_partials, batch, samples, programs, row, next_row,
     COUPLES: tl.constexpr, CONVOLVES: tl.constexpr, NODES: tl.constexpr, CLASSES: tl.constexpr, KINDS: tl.constexpr,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, PADDED_NODES: tl.constexpr, PADDED_CLASSES: tl.constexpr,
-    PADDED_KINDS: tl.constexpr, PADDED_CHANNELS: tl.constexpr, PADDED_WIDTH: tl.constexpr, PARTIALS: tl.constexpr,
+    PADDED_CHANNELS: tl.constexpr, PADDED_WIDTH: tl.constexpr, PARTIALS: tl.constexpr,
     EPS: tl.constexpr, MOMENTUM: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr, SETTLE: tl.constexpr,
 ):  # fmt: skip
     """The last layer and the coupling of one step, ActNorm and graph convolution of the next one, sample by sample.
@@ -125,17 +113,15 @@ def between(
             output = product(factor, b, output, PRECISION, UPCAST)
             to = summed + (node * batch + sample)[:, None] * ((1 + KINDS) * PADDED_CLASSES)
             tl.store(to + column[None, :], factor, mask=is_node[:, None])
-            a = load_edges(adj, sample, batch, KINDS, PADDED_KINDS, NODES, PADDED_NODES)
-            received = tl.zeros([PADDED_KINDS * PADDED_NODES, PADDED_CLASSES], tl.float32)
-            received = product(a, factor, received, PRECISION, UPCAST).to(factor.dtype)
-            received = tl.reshape(received, [PADDED_KINDS, PADDED_NODES, PADDED_CLASSES])
-            received = tl.reshape(tl.permute(received, (1, 0, 2)), [PADDED_NODES, PADDED_KINDS * PADDED_CLASSES])
-            of_kind = tl.arange(0, PADDED_KINDS * PADDED_CLASSES)
-            is_kind = of_kind < KINDS * PADDED_CLASSES
-            tl.store(to + PADDED_CLASSES + of_kind[None, :], received, mask=is_node[:, None] & is_kind[None, :])
-            b = convolution + (PADDED_CLASSES + of_kind)[:, None] * CHANNELS + channel[None, :]
-            b = tl.load(b, mask=is_kind[:, None] & is_channel, other=0.0)
-            output = product(received, b, output, PRECISION, UPCAST)
+            for kind in tl.static_range(KINDS):
+                of_kind = (1 + kind) * PADDED_CLASSES + column
+                edge = ((sample * KINDS + kind) * NODES + node)[:, None] * NODES + node[None, :]
+                a = tl.load(adj + edge, mask=is_node[:, None] & is_node[None, :], other=0.0)
+                received = tl.zeros([PADDED_NODES, PADDED_CLASSES], tl.float32)
+                received = product(a, factor, received, PRECISION, UPCAST).to(factor.dtype)
+                tl.store(to + of_kind[None, :], received, mask=is_node[:, None])
+                b = tl.load(convolution + of_kind[:, None] * CHANNELS + channel[None, :], mask=is_channel, other=0.0)
+                output = product(received, b, output, PRECISION, UPCAST)
             settle(SETTLE)
             rounded = output.to(z_out.dtype.element_ty)
             store_hidden(z_out, rounded, node, sample, batch, is_node, CHANNELS, PADDED_CHANNELS)
