@@ -1,9 +1,13 @@
 """Helpers of all models' Triton kernels: where they run, how they are launched, how they multiply."""
 
 import logging
+import os
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
@@ -13,6 +17,26 @@ from torch import Tensor
 log = logging.getLogger(__name__)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 devices = {"cuda"}  # whose tensors the kernels take: tests add the CPU, where Triton's interpreter runs them
+
+
+ASSEMBLER = "TRITON_PTXAS_PATH"  # of the environment: which ptxas Triton calls
+
+
+def take_newer_assembler() -> None:
+    """Has Triton assemble for Hopper GPUs by the ptxas that it brings for newer ones: its other one makes mistakes.
+
+    benchmarks/wgmma_descriptors.py says which. What the ptxas in Triton 3.7 makes needs a driver of CUDA 13.
+    """
+    spec = find_spec("triton")
+    if spec is None or spec.origin is None:
+        return
+    newer = Path(spec.origin).parent / "backends" / "nvidia" / "bin" / "ptxas-blackwell"
+    is_of_cuda_12 = tuple(map(int, version("triton").split(".")[:2])) < (3, 7)
+    if newer.exists() and (is_of_cuda_12 or (torch.version.cuda or "0").split(".")[0] >= "13"):
+        os.environ.setdefault(ASSEMBLER, str(newer))
+
+
+take_newer_assembler()
 
 
 @cache

@@ -1,10 +1,12 @@
-"""What fast modules leave to plain torch, and what the log says of it."""
+"""What fast modules leave to plain torch, and what the log says of it; which assembler Triton takes."""
+
+import os
 
 import pytest
 import torch
 
 from src.gpu import triton_helpers
-from src.gpu.triton_helpers import can_take, lacks
+from src.gpu.triton_helpers import ASSEMBLER, can_take, lacks, take_newer_assembler
 
 FLOAT, DOUBLE = torch.ones(1), torch.ones(1, dtype=torch.float64)
 
@@ -41,3 +43,20 @@ def test_nothing_is_said_where_plain_torch_is_expected(
 
 def test_a_compiled_function_stays_one_graph() -> None:
     assert not torch.compile(lambda x: lacks("conv", x, "maps"), fullgraph=True, backend="eager")(FLOAT)
+
+
+@pytest.mark.parametrize(
+    ("triton", "cuda", "is_newer"),
+    [("3.6.0", "12.6", True), ("3.7.1", "13.0", True), ("3.7.1", "12.8", False), ("3.10.0+git", None, False)],
+)
+def test_the_newer_assembler_is_taken_where_the_driver_takes_what_it_makes(
+    triton: str, cuda: str | None, is_newer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(ASSEMBLER, raising=False)
+    monkeypatch.setattr(triton_helpers, "version", lambda name: triton)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    take_newer_assembler()
+    assert os.environ.get(ASSEMBLER, "").endswith("ptxas-blackwell") == is_newer
+    monkeypatch.setenv(ASSEMBLER, "mine")
+    take_newer_assembler()
+    assert os.environ[ASSEMBLER] == "mine"

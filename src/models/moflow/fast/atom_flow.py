@@ -8,6 +8,7 @@ log-determinant and ActNorm. Weights' gradients of all steps are one product for
 Without atomics, equal inputs give equal bits.
 """
 
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
@@ -16,7 +17,15 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from src.gpu.triton_helpers import can_take_all, launch, power_of_2, precision, reads_registers, working_dtype
+from src.gpu.triton_helpers import (
+    ASSEMBLER,
+    can_take_all,
+    launch,
+    power_of_2,
+    precision,
+    reads_registers,
+    working_dtype,
+)
 from src.models.moflow.actnorm import BATCH_NORM_EPS, BATCH_NORM_MOMENTUM, BatchNorm
 from src.models.moflow.atom import AtomFlow, AtomStep
 from src.models.moflow.fast import atom_backward_triton as backward_kernels
@@ -54,6 +63,7 @@ def is_supported(steps: Sequence[AtomStep], x: Tensor, adj: Tensor) -> bool:
         "kinds": (adj.shape[1], adj.shape[1] <= MOST_KINDS),
         "classes": (classes, classes <= MOST_CLASSES),
         "widths": (widths, widths[0] <= WIDEST and widths[-2] <= WIDEST_LAST),
+        "ptxas": ("12.8", not x.is_cuda or ASSEMBLER in os.environ),  # it makes mistakes in `between`
         "batch": (batch, batch > 1 and batch * nodes * max(adj.shape[1] * nodes, *widths) < 2**31),
     }
     return can_take_all("atom_flow", x, is_supported)
