@@ -8,8 +8,8 @@ network, one denoising step. Both sides have the same random weights and torch f
 adds the gradients of weights and features. Products are IEEE float32 unless `tf32` is given.
 
 Each case is a process of its own and prints a line of JSON: seconds of the first call, milliseconds of later ones (the
-median of rounds in which the sides take turns), peak memory of the first two calls, and the largest difference over the
-largest entry; of `module` also each side's from float64.
+median of rounds in which the sides take turns), peak memory of the first two calls (allocated, reserved), and the
+largest difference over the largest entry; of `module` also each side's from float64.
 """
 
 import json
@@ -63,19 +63,21 @@ def run(name: str, length: int, tf32: bool, backward: bool) -> dict[str, Any]:
                               "torch": torch.__version__}  # fmt: skip
     outputs: dict[str, dict[str, Tensor]] = {}
     steps: dict[str, Callable[[], Any]] = {}
-    for parts in ("first_call_s", "second_call_s", "peak_mib"):
+    for parts in ("first_call_s", "second_call_s", "peak_mib", "reserved_mib"):
         result[parts] = {}
     with nullcontext() if backward else torch.inference_mode():
         for side, (call, weights) in sides.items():
             steps[side] = step_of(call, weights, backward)
-            before = memory(reset=True)
+            before, reserved = memory(reset=True)
             for part in ("first_call_s", "second_call_s"):
                 wait()
                 begin = time.perf_counter()
                 outputs[side] = {key: x.detach().clone() for key, x in steps[side]().items()}
                 wait()
                 result[part][side] = round(time.perf_counter() - begin, 4)
-            result["peak_mib"][side] = round((memory() - before) / 2**20, 1)
+            most, most_reserved = memory()
+            result["peak_mib"][side] = round((most - before) / 2**20, 1)
+            result["reserved_mib"][side] = round((most_reserved - reserved) / 2**20, 1)
         result["difference"] = difference(outputs["ours"], outputs["theirs"])
         if exact is not None:
             torch.set_default_dtype(torch.float64)
@@ -180,13 +182,17 @@ def wait() -> None:
         torch.cuda.synchronize()
 
 
-def memory(reset: bool = False) -> int:
-    """Returns the most bytes allocated since the last reset; a graph's memory counts in the call that captures it."""
+def memory(reset: bool = False) -> tuple[int, int]:
+    """Returns the most bytes allocated, and taken from the device, since the last reset.
+
+    A graph's memory counts in the call that captures it.
+    """
     if DEVICE == "cpu":
-        return 0
+        return 0, 0
     if reset:
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    return torch.cuda.max_memory_allocated()
+    return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 
 
 def launches(step: Callable[[], Any]) -> int:

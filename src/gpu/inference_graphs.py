@@ -48,6 +48,7 @@ class Graphs:
 _of_module: WeakKeyDictionary[nn.Module, Graphs] = WeakKeyDictionary()
 _buffers: WeakValueDictionary[Hashable, Tensor] = WeakValueDictionary()  # which captures keep
 _living: dict[tuple[torch.device, int], WeakSet[Capture]] = {}  # captures that share a pool of memory
+_streams: dict[torch.device, torch.cuda.Stream] = {}  # of captures: the pool gives memory to the stream that freed it
 
 
 def can_run(module: nn.Module, tensor: Tensor) -> bool:
@@ -134,7 +135,9 @@ def buffer(part: Input, place: Hashable) -> Tensor:
 
 def capture(function: Function, static: list[Tensor], place: tuple[torch.device, int]) -> Capture:
     """Records a call without running it."""
-    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(place[0])
+    graph = torch.cuda.CUDAGraph()
+    if place[0] not in _streams:
+        _streams[place[0]] = torch.cuda.Stream(place[0])
     living = _living.setdefault(place, WeakSet())
     one = next(iter(living), None)
     pool = one.graph.pool() if one else torch.cuda.graph_pool_handle()  # that of captures which are gone is refused
@@ -146,7 +149,7 @@ def capture(function: Function, static: list[Tensor], place: tuple[torch.device,
     try:
         # A weight that autocast keeps would outlive its memory in the pool.
         with (
-            torch.cuda.stream(stream),
+            torch.cuda.stream(_streams[place[0]]),
             torch.autocast("cuda", torch.get_autocast_dtype("cuda"), cast, cache_enabled=False),
         ):
             # Other threads, such as a loader's that pins memory, may use the device meanwhile.
