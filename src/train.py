@@ -137,6 +137,8 @@ def train_forked(config: DictConfig) -> None:
     from src.run import train
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # something may have loaded OpenMP before it was set
+    if config.hardware.accelerator != "cpu":
+        begin_cuda(int(os.environ["LOCAL_RANK"]))
     end_as_command(lambda: run_job(train, config))
 
 

@@ -80,21 +80,21 @@ def uses_cuda() -> bool:
     return driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != NOT_INITIALIZED
 
 
-def begin_cuda() -> None:
-    """Begins CUDA on the first visible GPU in a thread, beside the check of the config and the making of the network.
+def begin_cuda(number: int = 0) -> None:
+    """Begins CUDA on a visible GPU in a thread, beside the check of the config and the making of the network.
 
     Not so with REPRISE_PLAIN_START set.
     """
     if not os.environ.get("REPRISE_PLAIN_START"):
-        threading.Thread(target=make_context, name="cuda", daemon=True).start()
+        threading.Thread(target=make_context, args=(number,), name="cuda", daemon=True).start()
 
 
-def make_context() -> None:
+def make_context(number: int) -> None:
     """Makes the context that torch uses later, where there is a GPU; whoever needs it meanwhile waits in the driver."""
     with suppress(OSError):  # no driver
         driver = ctypes.CDLL("libcuda.so.1")  # whose calls let other threads of Python run
         device, context = ctypes.c_int(), ctypes.c_void_p()
-        if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), 0) == 0:
+        if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), number) == 0:
             driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
 
 

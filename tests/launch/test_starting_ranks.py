@@ -144,5 +144,5 @@ def test_no_cuda_is_noticed_where_none_was_begun() -> None:
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="it would begin CUDA in this process")
 def test_without_a_driver_no_context_is_made() -> None:
-    ranks.make_context()
+    ranks.make_context(0)
     assert not uses_cuda()

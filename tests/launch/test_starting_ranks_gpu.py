@@ -21,7 +21,7 @@ assert uses_cuda()
 EARLY = """
 import ctypes
 from src.launch.ranks import make_context, uses_cuda
-make_context()
+make_context(0)
 assert uses_cuda()
 flags, is_active = ctypes.c_uint(), ctypes.c_int()
 assert ctypes.CDLL("libcuda.so.1").cuDevicePrimaryCtxGetState(0, ctypes.byref(flags), ctypes.byref(is_active)) == 0
