@@ -301,7 +301,7 @@ def main(arguments: Sequence[str]) -> int:
             could = could and ended
             words = f"{len(entries)} kernels" if ended else "FAILED; a run compiles what it needs"
             print(f"{model} {precision}: {words}, {time.monotonic() - begin_s:.1f} s", flush=True)
-    print(f"they are in {knobs.cache.dir}, which can be copied to other machines with the same versions")
+    print(f"they are in {knobs.cache.dir}; python -m src.gpu.kernel_archive pack FILE.zip takes them to other machines")
     return 0 if could else 1
 
 

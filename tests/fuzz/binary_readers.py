@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ from src.datamodules.text import sst2_files
 from src.datamodules.text.data import TokenData
 from src.datamodules.text.vocabulary import Vocabulary
 from src.errors import UserError
+from src.gpu import kernel_archive
 from src.measure import cpu_peaks
 from src.models.distilbert import convert, weights
 from src.models.distilbert.network import DistilBert, Sizes
@@ -340,6 +342,22 @@ def words() -> list[bytes]:
     return ["\n".join(PIECES).encode(), "\r\n".join((*PIECES, "")).encode()]
 
 
+def kernels(path: Path) -> None:
+    pytest.importorskip("triton")
+    with TemporaryDirectory() as cache, patch.object(kernel_archive, "cache", lambda: Path(cache)):
+        kernel_archive.unpack(path)
+
+
+def kernel_archives() -> list[bytes]:
+    with TemporaryDirectory() as folder, patch.object(kernel_archive, "cache", lambda: Path(folder)):
+        home = Path(folder) / "ONE"
+        home.mkdir()
+        (home / "add.cubin").write_bytes(b"code")
+        (home / "__grp__add.json").write_text(json.dumps({"child_paths": {"add.cubin": f"{home}/add.cubin"}}))
+        kernel_archive.pack(path := Path(folder) / "kernels.zip")
+        return [path.read_bytes()]
+
+
 Reader = tuple[Callable[[Path], None], str, Callable[[], list[bytes]]]
 READERS: dict[str, Reader] = {
     "sst2.tsv": (sst2_tsv, "train.tsv", lambda: [TSV]),
@@ -357,5 +375,6 @@ READERS: dict[str, Reader] = {
     "vocabulary": (vocabulary, "vocab.txt", words),
     "checked.json": (checked_stamp, "new.json", lambda: [noted()[STAMP]]),
     "checked.bin": (checked_sums, "new.bin", lambda: [noted()[SUMS]]),
+    "kernels.zip": (kernels, "kernels.zip", kernel_archives),
     "cpu_peaks": (peaks, "peaks.json", lambda: [PEAKS]),
 }

@@ -168,12 +168,24 @@ def test_kernels_that_were_compiled_are_not_again(tmp_path: Path, monkeypatch: p
 @pytest.mark.slow
 def test_the_command_compiles_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(tmp_path), **safe_path()}
-    command = python("-m", "src.gpu.precompile", "dlrm", "--capability", "90")
-    ended = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert ended.stdout.startswith("dlrm amp: 11 kernels, ") and "dlrm tf32: 14 kernels, " in ended.stdout
-    assert len({file.parent for file in tmp_path.rglob("*.cubin")}) == 24  # one is of both precisions
-    assert done_file_in(tmp_path, "amp") and done_file_in(tmp_path, "tf32")
+    first, second = tmp_path / "first", tmp_path / "second"
+
+    def run(cache: Path, *words: str) -> str:
+        variables = environment | {"TRITON_CACHE_DIR": str(cache), **safe_path()}
+        command = python("-m", *words)
+        return subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    output = run(first, "src.gpu.precompile", "dlrm", "--capability", "90")
+    assert output.startswith("dlrm amp: 11 kernels, ") and "dlrm tf32: 14 kernels, " in output
+    assert len({file.parent for file in first.rglob("*.cubin")}) == 24  # one is of both precisions
+    assert done_file_in(first, "amp") and done_file_in(first, "tf32")
+    run(first, "src.gpu.kernel_archive", "pack", str(tmp_path / "kernels.zip"))
+    first.rename(tmp_path / "of another machine")
+    run(second, "src.gpu.kernel_archive", "unpack", str(tmp_path / "kernels.zip"))
+    before = {file: file.stat().st_mtime_ns for file in second.rglob("*") if file.is_file()}
+    run(second, "src.gpu.precompile", "dlrm", "--capability", "90")
+    after = {file: file.stat().st_mtime_ns for file in second.rglob("*") if file.is_file()}
+    assert {file for file in after if before.get(file) != after[file]} <= {*second.glob("reprise/*")}  # none compiled
 
 
 def done_file_in(folder: Path, precision: str) -> bool:
