@@ -167,11 +167,21 @@ def test_dropout_masks_have_their_probability_and_are_independent() -> None:
 
 
 @triton.jit
-def kept(out, first, second, SIZE: tl.constexpr):
+def kept(out, first, second, SIZE: tl.constexpr, THRESHOLD: tl.constexpr):
     first, second, place = first.to(tl.uint32), second.to(tl.uint32), tl.arange(0, SIZE)
     of_row, of_column = row_numbers(place, first, second), column_numbers(place, first, second)
-    keep = is_kept(of_row[:, None], of_column[None, :], 1 << 31)
+    keep = is_kept(of_row[:, None], of_column[None, :], THRESHOLD)
     tl.store(out + place[:, None] * SIZE + place[None, :], 2 * keep.to(tl.int32) - 1)
+
+
+@pytest.mark.parametrize("dropout", [2e-4, 0.1, 0.45, 0.498, 0.5, 0.6, 0.9, 0.995, 0.999])
+def test_any_share_is_dropped(dropout: float) -> None:
+    signs, count = torch.zeros(16, 256, 256, dtype=torch.int32), 16 * 256**2
+    threshold = fused.rows.Drop(dropout).constants["THRESHOLD"]
+    for key, out in enumerate(signs):
+        launch(kept, (1,), out, 9 * key, 77 * key + 1, SIZE=256, THRESHOLD=threshold)
+    deviation = (dropout * (1 - dropout) * count) ** 0.5
+    assert abs(int((signs < 0).sum()) - dropout * count) < 5 * deviation
 
 
 def test_mask_elements_are_pairwise_independent() -> None:
@@ -182,7 +192,7 @@ def test_mask_elements_are_pairwise_independent() -> None:
     )
     signs = torch.zeros(len(keys), size, size, dtype=torch.int32)
     for out, (first, second) in zip(signs, keys, strict=True):
-        launch(kept, (1,), out, first, second, SIZE=size)
+        launch(kept, (1,), out, first, second, SIZE=size, THRESHOLD=1 << 31)
     pairs = [(signs[:, down:], signs[:, : size - down]) for down in (1, 2, 3, 16, 64)]
     pairs += [(signs[:, :, across:], signs[:, :, : size - across]) for across in (1, 2, 3, 16, 64)]
     pairs += [(signs[:, 1:, 1:], signs[:, :-1, :-1]), (signs[:, 1:, :-1], signs[:, :-1, 1:])]
