@@ -1,5 +1,8 @@
 """DistilBERT's fused kernels in Triton's interpreter; test_gpu.py runs them at full size."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +19,7 @@ from src.models.distilbert import DistilBert, Sizes, fast
 from src.models.distilbert.fast.dropout_triton import column_numbers, is_kept, row_numbers
 from src.models.distilbert.layout import Layout, Tokens
 from src.models.distilbert.network import EPS
+from tests.support import ROOT
 from tests.support.distilbert_kernels import (
     attention,
     embedding,
@@ -123,6 +127,34 @@ def test_dense_attention_agrees_with_float64(dropout: float, monkeypatch: pytest
 def test_attention_of_long_sentences_agrees_with_float64() -> None:
     difference = attention(fused, sentences([130, 70], None, 3), 1, 20, torch.float32)
     assert difference.largest < 1e-5, difference
+
+
+def test_queries_with_a_launch_of_their_own_agree_with_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With tiles of other sizes than those of keys, so that one of both has more."""
+    tiles = fused.attention.TILES["ieee"][0][1]._replace(queries=fused.attention.Tiles(64, 32, 4, 2, 128))
+    monkeypatch.setitem(fused.attention.TILES, "ieee", ((1000, tiles),))
+    difference = attention(fused, sentences([70, 33], 70), 1, 16, torch.float32, dropout=0.1)
+    assert difference.largest < 1e-5, difference
+
+
+WITHOUT_DROPOUT = """
+import json
+from pathlib import Path
+from src.gpu.precompile import compile_kernel
+
+for entry in json.loads(Path("src/models/distilbert/fast/kernels.json").read_text("utf-8")):
+    if ":attend" in entry["kernel"] and "amp" in entry["precisions"]:
+        entry["constants"] |= {"THRESHOLD": 0, "SCALE": 1.0}
+        compile_kernel(entry | {"arguments": entry["arguments"] | {"numbers": None}})
+"""
+
+
+@pytest.mark.slow
+def test_attention_without_dropout_can_be_compiled() -> None:
+    """The interpreter executes what the compiler refuses."""
+    command, environment = [sys.executable, "-c", WITHOUT_DROPOUT], {**os.environ, "TRITON_INTERPRET": "0"}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)

@@ -39,19 +39,33 @@ def _sentence(
 
 @triton.jit
 def _rows(
-    pointer, first, stride, row, count, column, HEAD: tl.constexpr, UPCAST: tl.constexpr,
+    pointer, first, stride, row, count, column, HEAD: tl.constexpr, UPCAST: tl.constexpr, FULL: tl.constexpr = False,
 ):  # fmt: skip
-    """Returns a head's [rows, columns]; 0 after the last row."""
-    offset = (first + row).to(tl.int64)[:, None] * stride + column[None, :]
-    values = tl.load(pointer + offset, mask=(row < count)[:, None] & (column < HEAD)[None, :], other=0.0)
+    """Returns a head's [rows, columns] from row `first` on; 0 from row `count` on, unless FULL says there are none.
+
+    A loop changes `first` alone, so that it computes one address, from which the others differ by constants.
+    """
+    places = pointer + tl.cast(first, tl.int64) * stride + (row[:, None] * stride + column[None, :])
+    if not FULL:
+        values = tl.load(places, mask=(row < count)[:, None] & (column < HEAD)[None, :], other=0.0)
+    elif column.shape[0] > HEAD:
+        values = tl.load(places, mask=(column < HEAD)[None, :], other=0.0)
+    else:
+        values = tl.load(places)
     return values.to(tl.float32) if UPCAST else values
 
 
 @triton.jit
+def _of_rows(pointer, first, row, count, other, FULL: tl.constexpr = False):
+    """Returns a number of each row from row `first` on; `other` from row `count` on, unless FULL."""
+    return tl.load(pointer + first + row) if FULL else tl.load(pointer + first + row, mask=row < count, other=other)
+
+
+@triton.jit
 def _store_rows(pointer, first, stride, row, count, column, values, HEAD: tl.constexpr):
-    offset = (first + row).to(tl.int64)[:, None] * stride + column[None, :]
+    places = pointer + tl.cast(first, tl.int64) * stride + (row[:, None] * stride + column[None, :])
     mask = (row < count)[:, None] & (column < HEAD)[None, :]
-    tl.store(pointer + offset, values.to(pointer.dtype.element_ty), mask=mask)
+    tl.store(places, values.to(pointer.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -74,8 +88,48 @@ def number(
 
 
 @triton.jit
-def _numbers(pointer, index, count):
-    return tl.load(pointer + index, mask=index < count, other=0).to(tl.uint32)
+def _numbers_of(numbers, head, begin, tokens, HEADS: tl.constexpr, THRESHOLD: tl.constexpr):
+    """Returns where `numbers` has those of a sentence's rows and of its columns; 0 without dropout."""
+    of_rows, of_columns = 0, 0
+    if THRESHOLD > 0:
+        of_rows = numbers + head.to(tl.int64) * tokens + begin
+        of_columns = numbers + (HEADS + head).to(tl.int64) * tokens + begin
+    return of_rows, of_columns
+
+
+@triton.jit
+def _numbers(pointer, first, row, count, FULL: tl.constexpr = False):
+    return _of_rows(pointer, first, row, count, 0, FULL).to(tl.uint32)
+
+
+@triton.jit
+def _end_of_full(count, SIZE: tl.constexpr):
+    """Returns how many rows are in tiles without masks. Short sentences' small tiles all have masks."""
+    return count // SIZE * SIZE if SIZE >= 32 else 0
+
+
+@triton.jit
+def _attend_tile(
+    query, of_row, largest, total, context, k, v, of_columns, begin, k_stride, start_key, keys, column, factor,
+    FULL: tl.constexpr, HEAD: tl.constexpr, THRESHOLD: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Returns largest score, sum of weights and weighted sum of values with a tile of keys, all keys if FULL."""
+    other, left = tl.arange(0, KEYS), keys - start_key
+    key = _rows(k, begin + start_key, k_stride, other, left, column, HEAD, UPCAST, FULL)
+    value = _rows(v, begin + start_key, k_stride, other, left, column, HEAD, UPCAST, FULL)
+    score = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+    if not FULL:
+        score = tl.where((other < left)[None, :], score, -float("inf"))
+    new = tl.maximum(largest, tl.max(score, 1) * factor)
+    weight = tl.exp2(score * factor - new[:, None])
+    shrink = tl.exp2(largest - new)
+    total = total * shrink + tl.sum(weight, 1)
+    if THRESHOLD > 0:
+        of_column = _numbers(of_columns, start_key, other, left, FULL)
+        weight *= tl.where(is_kept(of_row[:, None], of_column[None, :], THRESHOLD), 1.0, 0.0)
+    context = tl.dot(weight.to(value.dtype), value, context * shrink[:, None], input_precision=PRECISION)
+    return new, total, context
 
 
 @triton.jit
@@ -93,38 +147,32 @@ def attend(
     begin, _, keys, first_query, queries = _sentence(bounds, s, sentences, tokens, PADDED, FIRST, LONGEST)
     column = tl.arange(0, WIDTH)
     q, k, v, out = q + head * HEAD, k + head * HEAD, v + head * HEAD, out + head * HEAD
-    if THRESHOLD > 0:
-        of_rows = numbers + head.to(tl.int64) * tokens + begin
-        of_columns = numbers + (HEADS + head).to(tl.int64) * tokens + begin
+    of_rows, of_columns = _numbers_of(numbers, head, begin, tokens, HEADS, THRESHOLD)
+    full = _end_of_full(keys, KEYS)
+    row = tl.arange(0, TILE)
     # The padding may have more rows than the tiles cover.
     for start in range(tile * TILE, queries, tl.num_programs(0) * TILE):
-        row = start + tl.arange(0, TILE)
-        query = _rows(q, first_query, q_stride, row, queries, column, HEAD, UPCAST)
-        of_row = _numbers(of_rows, row, queries) if THRESHOLD > 0 else row
+        left = queries - start
+        query = _rows(q, first_query + start, q_stride, row, left, column, HEAD, UPCAST)
+        of_row = _numbers(of_rows, start, row, left) if THRESHOLD > 0 else row
         largest = tl.full([TILE], -float("inf"), tl.float32)
         total = tl.zeros([TILE], tl.float32)
         context = tl.zeros([TILE, WIDTH], tl.float32)
-        for start_key in range(0, keys, KEYS):
-            other = start_key + tl.arange(0, KEYS)
-            key = _rows(k, begin, k_stride, other, keys, column, HEAD, UPCAST)
-            value = _rows(v, begin, k_stride, other, keys, column, HEAD, UPCAST)
-            score = tl.dot(query, tl.trans(key), input_precision=PRECISION)
-            score = tl.where((other < keys)[None, :], score, -float("inf"))
-            new = tl.maximum(largest, tl.max(score, 1) * factor)
-            weight = tl.exp2(score * factor - new[:, None])
-            shrink = tl.exp2(largest - new)
-            total = total * shrink + tl.sum(weight, 1)
-            if THRESHOLD > 0:
-                of_column = _numbers(of_columns, other, keys)
-                # LLVM would move a choice of weights behind their cast, where packed pairs must be taken apart for it.
-                weight *= tl.where(is_kept(of_row[:, None], of_column[None, :], THRESHOLD), 1.0, 0.0)
-            context = tl.dot(weight.to(value.dtype), value, context * shrink[:, None], input_precision=PRECISION)
-            largest = new
+        for start_key in range(0, full, KEYS):
+            largest, total, context = _attend_tile(
+                query, of_row, largest, total, context, k, v, of_columns, begin, k_stride, start_key, keys, column,
+                factor, True, HEAD, THRESHOLD, KEYS, PRECISION, UPCAST,
+            )  # fmt: skip
+        for start_key in tl.range(full, keys, KEYS, num_stages=1 if KEYS >= 32 else None):
+            largest, total, context = _attend_tile(
+                query, of_row, largest, total, context, k, v, of_columns, begin, k_stride, start_key, keys, column,
+                factor, False, HEAD, THRESHOLD, KEYS, PRECISION, UPCAST,
+            )  # fmt: skip
         total = tl.where(keys > 0, total, 1.0)
         context = context * (SCALE / total)[:, None]
-        _store_rows(out, first_query, HEADS * HEAD, row, queries, column, context, HEAD)
-        offset = head.to(tl.int64) * num_queries + first_query + row
-        tl.store(logs + offset, largest + tl.log2(total), mask=row < queries)
+        _store_rows(out, first_query + start, HEADS * HEAD, row, left, column, context, HEAD)
+        offset = head.to(tl.int64) * num_queries + first_query + start + row
+        tl.store(logs + offset, largest + tl.log2(total), mask=row < left)
 
 
 @triton.jit
@@ -133,10 +181,62 @@ def products(
     HEADS: tl.constexpr, HEAD: tl.constexpr, WIDTH: tl.constexpr, SCALE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Writes `along` [HEADS, queries], the dot product of each head's output and its gradient, divided by SCALE."""
-    row, head, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1), tl.arange(0, WIDTH)
-    a = _rows(out + head * HEAD, 0, HEADS * HEAD, row, num_queries, column, HEAD, True)
-    b = _rows(grad + head * HEAD, 0, HEADS * HEAD, row, num_queries, column, HEAD, True)
-    tl.store(along + head.to(tl.int64) * num_queries + row, tl.sum(a * b, 1) / SCALE, mask=row < num_queries)
+    row, head, column = tl.arange(0, BLOCK), tl.program_id(1), tl.arange(0, WIDTH)
+    first = tl.program_id(0) * BLOCK
+    left = num_queries - first
+    a = _rows(out + head * HEAD, first, HEADS * HEAD, row, left, column, HEAD, True)
+    b = _rows(grad + head * HEAD, first, HEADS * HEAD, row, left, column, HEAD, True)
+    tl.store(along + head.to(tl.int64) * num_queries + first + row, tl.sum(a * b, 1) / SCALE, mask=row < left)
+
+
+@triton.jit
+def _keys_backward_tile(
+    key, value, of_column, of_key, of_value, q, grad, logs, along, of_rows, first_query, q_stride, start, queries,
+    column, factor,
+    FULL: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr, THRESHOLD: tl.constexpr, TILE: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Returns the gradients of keys and values with those from a tile of queries."""
+    row, left = tl.arange(0, TILE), queries - start
+    query = _rows(q, first_query + start, q_stride, row, left, column, HEAD, UPCAST, FULL)
+    above = _rows(grad, first_query + start, HEADS * HEAD, row, left, column, HEAD, UPCAST, FULL)
+    log = _of_rows(logs, start, row, left, float("inf"), FULL)
+    product = _of_rows(along, start, row, left, 0.0, FULL)
+    score = tl.dot(key, tl.trans(query), input_precision=PRECISION)
+    weight = tl.exp2(score * factor - log[None, :])
+    of_weight = tl.dot(value, tl.trans(above), input_precision=PRECISION)
+    dropped = weight
+    if THRESHOLD > 0:
+        of_row = _numbers(of_rows, start, row, left, FULL)
+        dropped = weight * tl.where(is_kept(of_row[None, :], of_column[:, None], THRESHOLD), 1.0, 0.0)
+    of_value = tl.dot(dropped.to(above.dtype), above, of_value, input_precision=PRECISION)
+    of_score = dropped * of_weight - weight * product[None, :]
+    of_key = tl.dot(of_score.to(query.dtype), query, of_key, input_precision=PRECISION)
+    return of_key, of_value
+
+
+@triton.jit
+def _queries_backward_tile(
+    query, above, of_row, log, product, of_query, k, v, of_columns, begin, k_stride, start_key, keys, column, factor,
+    FULL: tl.constexpr, HEAD: tl.constexpr, THRESHOLD: tl.constexpr, KEYS: tl.constexpr, PRECISION: tl.constexpr,
+    UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Returns the gradient of queries with that from a tile of keys."""
+    other, left = tl.arange(0, KEYS), keys - start_key
+    key = _rows(k, begin + start_key, k_stride, other, left, column, HEAD, UPCAST, FULL)
+    value = _rows(v, begin + start_key, k_stride, other, left, column, HEAD, UPCAST, FULL)
+    score = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+    exponent = score * factor - log[:, None]
+    if not FULL:
+        # At most 1 also of columns after the last key, where the score is 0: then finite times a key of 0 is 0.
+        exponent = tl.minimum(exponent, 0.0)
+    weight = tl.exp2(exponent)
+    of_weight = tl.dot(above, tl.trans(value), input_precision=PRECISION)
+    if THRESHOLD > 0:
+        of_column = _numbers(of_columns, start_key, other, left, FULL)
+        of_weight *= tl.where(is_kept(of_row[:, None], of_column[None, :], THRESHOLD), 1.0, 0.0)
+    of_score = weight * (of_weight - product[:, None])
+    return tl.dot(of_score.to(key.dtype), key, of_query, input_precision=PRECISION)
 
 
 @triton.jit
@@ -145,12 +245,14 @@ def attend_backward(
     sentences, tokens, num_queries, q_stride, k_stride, factor, scale,
     PADDED: tl.constexpr, FIRST: tl.constexpr, LONGEST: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr,
     WIDTH: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
-    KEY_TILES: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    KEY_TILES: tl.constexpr, QUERY_TILES: tl.constexpr, PARTIALS: tl.constexpr, PRECISION: tl.constexpr,
+    UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Writes the gradients; the first KEY_TILES programs of a head those of keys and values, the others of queries.
 
-    Gradients have the strides of q, k and v. `scale` is the scale of the scores. `partials` must be 0 and get each
-    tile's sums over rows of the gradients of q, k and v, side by side.
+    Either number of tiles may be 0. Gradients have the strides of q, k and v. `scale` is the scale of the scores.
+    `partials` must be 0, PARTIALS rows of each sentence, and get each tile's sums over rows of the gradients of q, k
+    and v, side by side.
     """
     s, head, tile = tl.program_id(2), tl.program_id(1), tl.program_id(0)
     begin, rows, keys, first_query, queries = _sentence(bounds, s, sentences, tokens, PADDED, FIRST, LONGEST)
@@ -159,67 +261,59 @@ def attend_backward(
     grad_q, grad_k, grad_v = grad_q + head * HEAD, grad_k + head * HEAD, grad_v + head * HEAD
     logs += head.to(tl.int64) * num_queries + first_query
     along += head.to(tl.int64) * num_queries + first_query
-    if THRESHOLD > 0:
-        of_rows = numbers + head.to(tl.int64) * tokens + begin
-        of_columns = numbers + (HEADS + head).to(tl.int64) * tokens + begin
-    query_tiles = tl.num_programs(0) - KEY_TILES
-    sums = s.to(tl.int64) * tl.maximum(KEY_TILES, query_tiles)  # this sentence's row of `partials`
+    partials += s.to(tl.int64) * PARTIALS * (3 * HEADS * HEAD) + head * HEAD
+    of_rows, of_columns = _numbers_of(numbers, head, begin, tokens, HEADS, THRESHOLD)
     # Kept weights are multiplied by SCALE. Here all other terms are divided by it, and the results multiplied.
-    if tile < KEY_TILES:
+    if True if QUERY_TILES == 0 else False if KEY_TILES == 0 else tile < KEY_TILES:
+        other = tl.arange(0, KEYS)
         for start_key in range(tile * KEYS, rows, KEY_TILES * KEYS):
-            other = start_key + tl.arange(0, KEYS)
-            of_column = _numbers(of_columns, other, keys) if THRESHOLD > 0 else other
-            key = _rows(k, begin, k_stride, other, keys, column, HEAD, UPCAST)
-            value = _rows(v, begin, k_stride, other, keys, column, HEAD, UPCAST)
+            left = keys - start_key
+            of_column = _numbers(of_columns, start_key, other, left) if THRESHOLD > 0 else other
+            key = _rows(k, begin + start_key, k_stride, other, left, column, HEAD, UPCAST)
+            value = _rows(v, begin + start_key, k_stride, other, left, column, HEAD, UPCAST)
             of_key, of_value = tl.zeros([KEYS, WIDTH], tl.float32), tl.zeros([KEYS, WIDTH], tl.float32)
-            for start in range(0, tl.where(start_key < keys, queries, 0), TILE):
-                row = start + tl.arange(0, TILE)
-                query = _rows(q, first_query, q_stride, row, queries, column, HEAD, UPCAST)
-                above = _rows(grad, first_query, HEADS * HEAD, row, queries, column, HEAD, UPCAST)
-                log = tl.load(logs + row, mask=row < queries, other=float("inf"))
-                product = tl.load(along + row, mask=row < queries, other=0.0)
-                score = tl.dot(key, tl.trans(query), input_precision=PRECISION)
-                weight = tl.exp2(score * factor - log[None, :])
-                of_weight = tl.dot(value, tl.trans(above), input_precision=PRECISION)
-                dropped = weight
-                if THRESHOLD > 0:
-                    of_row = _numbers(of_rows, row, queries)
-                    kept = is_kept(of_row[None, :], of_column[:, None], THRESHOLD)
-                    dropped = tl.where(kept, weight, 0.0)
-                of_value = tl.dot(dropped.to(above.dtype), above, of_value, input_precision=PRECISION)
-                of_score = dropped * of_weight - weight * product[None, :]
-                of_key = tl.dot(of_score.to(query.dtype), query, of_key, input_precision=PRECISION)
+            end = tl.where(start_key < keys, queries, 0)
+            full = _end_of_full(end, TILE)
+            for start in range(0, full, TILE):
+                of_key, of_value = _keys_backward_tile(
+                    key, value, of_column, of_key, of_value, q, grad, logs, along, of_rows, first_query, q_stride,
+                    start, queries, column, factor, True, HEADS, HEAD, THRESHOLD, TILE, PRECISION, UPCAST,
+                )  # fmt: skip
+            for start in tl.range(full, end, TILE, num_stages=1 if TILE >= 32 else None):
+                of_key, of_value = _keys_backward_tile(
+                    key, value, of_column, of_key, of_value, q, grad, logs, along, of_rows, first_query, q_stride,
+                    start, queries, column, factor, False, HEADS, HEAD, THRESHOLD, TILE, PRECISION, UPCAST,
+                )  # fmt: skip
             # A row depends on its own key alone, so only the results of rows without keys are masked.
-            of_key = tl.where((other < keys)[:, None], of_key * (scale * SCALE), 0.0)
-            of_value = tl.where((other < keys)[:, None], of_value * SCALE, 0.0)
-            _store_rows(grad_k, begin, k_stride, other, rows, column, of_key, HEAD)
-            _store_rows(grad_v, begin, k_stride, other, rows, column, of_value, HEAD)
-            of_tile = partials + (sums + tile) * (3 * HEADS * HEAD) + head * HEAD + column
+            of_key = tl.where((other < left)[:, None], of_key * (scale * SCALE), 0.0)
+            of_value = tl.where((other < left)[:, None], of_value * SCALE, 0.0)
+            _store_rows(grad_k, begin + start_key, k_stride, other, rows - start_key, column, of_key, HEAD)
+            _store_rows(grad_v, begin + start_key, k_stride, other, rows - start_key, column, of_value, HEAD)
+            of_tile = partials + tile * (3 * HEADS * HEAD) + column
             tl.store(of_tile + HEADS * HEAD, tl.sum(of_key, 0), mask=column < HEAD)
             tl.store(of_tile + 2 * HEADS * HEAD, tl.sum(of_value, 0), mask=column < HEAD)
     else:
-        for start in range((tile - KEY_TILES) * TILE, queries, query_tiles * TILE):
-            row = start + tl.arange(0, TILE)
-            of_row = _numbers(of_rows, row, queries) if THRESHOLD > 0 else row
-            query = _rows(q, first_query, q_stride, row, queries, column, HEAD, UPCAST)
-            above = _rows(grad, first_query, HEADS * HEAD, row, queries, column, HEAD, UPCAST)
-            log = tl.load(logs + row, mask=row < queries, other=float("inf"))
-            product = tl.load(along + row, mask=row < queries, other=0.0)
+        row = tl.arange(0, TILE)
+        full = _end_of_full(keys, KEYS)
+        for start in range((tile - KEY_TILES) * TILE, queries, QUERY_TILES * TILE):
+            left = queries - start
+            of_row = _numbers(of_rows, start, row, left) if THRESHOLD > 0 else row
+            query = _rows(q, first_query + start, q_stride, row, left, column, HEAD, UPCAST)
+            above = _rows(grad, first_query + start, HEADS * HEAD, row, left, column, HEAD, UPCAST)
+            log = _of_rows(logs, start, row, left, float("inf"))
+            product = _of_rows(along, start, row, left, 0.0)
             of_query = tl.zeros([TILE, WIDTH], tl.float32)
-            for start_key in range(0, keys, KEYS):
-                other = start_key + tl.arange(0, KEYS)
-                key = _rows(k, begin, k_stride, other, keys, column, HEAD, UPCAST)
-                value = _rows(v, begin, k_stride, other, keys, column, HEAD, UPCAST)
-                score = tl.dot(query, tl.trans(key), input_precision=PRECISION)
-                # At most 1 also of columns after the last key, where the score is 0: then finite times a key of 0 is 0.
-                weight = tl.exp2(tl.minimum(score * factor - log[:, None], 0.0))
-                of_weight = tl.dot(above, tl.trans(value), input_precision=PRECISION)
-                if THRESHOLD > 0:
-                    of_column = _numbers(of_columns, other, keys)
-                    of_weight = tl.where(is_kept(of_row[:, None], of_column[None, :], THRESHOLD), of_weight, 0.0)
-                of_score = weight * (of_weight - product[:, None])
-                of_query = tl.dot(of_score.to(key.dtype), key, of_query, input_precision=PRECISION)
+            for start_key in range(0, full, KEYS):
+                of_query = _queries_backward_tile(
+                    query, above, of_row, log, product, of_query, k, v, of_columns, begin, k_stride, start_key, keys,
+                    column, factor, True, HEAD, THRESHOLD, KEYS, PRECISION, UPCAST,
+                )  # fmt: skip
+            for start_key in tl.range(full, keys, KEYS, num_stages=1 if KEYS >= 32 else None):
+                of_query = _queries_backward_tile(
+                    query, above, of_row, log, product, of_query, k, v, of_columns, begin, k_stride, start_key, keys,
+                    column, factor, False, HEAD, THRESHOLD, KEYS, PRECISION, UPCAST,
+                )  # fmt: skip
             of_query *= scale * SCALE
-            _store_rows(grad_q, first_query, q_stride, row, queries, column, of_query, HEAD)
-            of_tile = partials + (sums + tile - KEY_TILES) * (3 * HEADS * HEAD) + head * HEAD + column
+            _store_rows(grad_q, first_query + start, q_stride, row, left, column, of_query, HEAD)
+            of_tile = partials + (tile - KEY_TILES) * (3 * HEADS * HEAD) + column
             tl.store(of_tile, tl.sum(of_query, 0), mask=column < HEAD)
