@@ -43,7 +43,7 @@ class Kernels(NamedTuple):
 # H200 with heads of 64 elements.
 TILES = {
     "half": (
-        (128, Kernels(Tiles(16, 16, 1, 2), Tiles(16, 16, 2, 2))),
+        (128, Kernels(Tiles(16, 16, 1, 2, 152), Tiles(16, 16, 2, 2, 128))),
         (inf, Kernels(Tiles(128, 64, 8, 3, 128), Tiles(64, 64, 4, 3), Tiles(128, 64, 8, 2, 128))),
     ),
     "tf32": (
@@ -110,8 +110,7 @@ def tiles_of(options: AttentionOptions, dtype: torch.dtype) -> Kernels:
     if not options.first_only:
         return tiles
     # One query a sentence: 16 is the least that the tensor cores multiply, and a warp group is too many threads.
-    few = {"queries": 16, "registers": None}
-    return Kernels(*(tile._replace(**few, num_warps=min(tile.num_warps, 4)) for tile in tiles[:2] if tile))
+    return Kernels(*(tile._replace(queries=16, num_warps=min(tile.num_warps, 4)) for tile in tiles[:2] if tile))
 
 
 def numbers_of(options: AttentionOptions, k: Float[Tensor, "tokens dim"]) -> Int[Tensor, "2 heads tokens"] | None:
