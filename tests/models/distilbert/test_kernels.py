@@ -129,14 +129,6 @@ def test_attention_of_long_sentences_agrees_with_float64() -> None:
     assert difference.largest < 1e-5, difference
 
 
-def test_queries_with_a_launch_of_their_own_agree_with_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With tiles of other sizes than those of keys, so that one of both has more."""
-    tiles = fused.attention.TILES["ieee"][0][1]._replace(queries=fused.attention.Tiles(64, 32, 4, 2, 128))
-    monkeypatch.setitem(fused.attention.TILES, "ieee", ((1000, tiles),))
-    difference = attention(fused, sentences([70, 33], 70), 1, 16, torch.float32, dropout=0.1)
-    assert difference.largest < 1e-5, difference
-
-
 WITHOUT_DROPOUT = """
 import json
 from pathlib import Path

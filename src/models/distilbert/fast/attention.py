@@ -30,27 +30,15 @@ class Tiles(NamedTuple):
     registers: int | None = None  # most of a thread, so that more programs run side by side; of heads of 64 elements
 
 
-class Kernels(NamedTuple):
-    """Tiles of the forward and of the backward kernel."""
-
-    forward: Tiles
-    backward: Tiles  # of keys and values, and of queries too unless these have their own launch
-    queries: Tiles | None = None
-
-
-# By precision of the products: rows of (longest sentence up to which a row applies, tiles).
-# Those with a limit of registers were chosen by their machine code, the others as the fastest of those tried on an
-# H200 with heads of 64 elements.
+# By precision of the products: rows of (longest sentence up to which a row applies, forward, backward).
+# The fastest of those tried on an H200 with heads of 64 elements.
 TILES = {
     "half": (
-        (128, Kernels(Tiles(16, 16, 1, 2, 152), Tiles(16, 16, 2, 2, 128))),
-        (inf, Kernels(Tiles(128, 64, 8, 3, 128), Tiles(64, 64, 4, 3), Tiles(128, 64, 8, 2, 128))),
+        (128, Tiles(16, 16, 1, 2, 152), Tiles(16, 16, 2, 2, 128)),
+        (inf, Tiles(128, 64, 4, 3), Tiles(64, 64, 4, 3)),
     ),
-    "tf32": (
-        (128, Kernels(Tiles(16, 16, 2, 2), Tiles(16, 16, 2, 2))),
-        (inf, Kernels(Tiles(128, 32, 4, 2), Tiles(64, 32, 4, 2))),
-    ),
-    "ieee": ((inf, Kernels(Tiles(16, 32, 2, 2), Tiles(32, 16, 2, 2))),),
+    "tf32": ((128, Tiles(16, 16, 2, 2), Tiles(16, 16, 2, 2)), (inf, Tiles(128, 32, 4, 2), Tiles(64, 32, 4, 2))),
+    "ieee": ((inf, Tiles(16, 32, 2, 2), Tiles(32, 16, 2, 2)),),
 }
 DENSE = {"ieee": 128}  # by precision: padded sentences longer than this use `dense`
 
@@ -103,14 +91,13 @@ def is_dense(options: AttentionOptions, dtype: torch.dtype) -> bool:
     return options.sentences.padded and not options.first_only and options.sentences.longest > least
 
 
-def tiles_of(options: AttentionOptions, dtype: torch.dtype) -> Kernels:
-    """Returns the tiles of the kernels."""
+def tiles_of(options: AttentionOptions, dtype: torch.dtype) -> tuple[Tiles, Tiles]:
+    """Returns the tiles of the forward and of the backward kernel."""
     rows = TILES[precision(dtype) if dtype == torch.float32 else "half"]
-    tiles = next(tiles for longest, tiles in rows if options.sentences.longest <= longest)
-    if not options.first_only:
-        return tiles
-    # One query a sentence: 16 is the least that the tensor cores multiply, and a warp group is too many threads.
-    return Kernels(*(tile._replace(queries=16, num_warps=min(tile.num_warps, 4)) for tile in tiles[:2] if tile))
+    forward, backward = next(row[1:] for row in rows if options.sentences.longest <= row[0])
+    if options.first_only:
+        forward, backward = forward._replace(queries=16), backward._replace(queries=16)
+    return forward, backward
 
 
 def numbers_of(options: AttentionOptions, k: Float[Tensor, "tokens dim"]) -> Int[Tensor, "2 heads tokens"] | None:
@@ -139,7 +126,7 @@ def attend(
     """
     if is_dense(options, q.dtype):
         return dense.attend(q, k, v, options.sentences, options.num_heads, options.drop)
-    tiles = tiles_of(options, q.dtype).forward
+    tiles = tiles_of(options, q.dtype)[0]
     out = q.new_empty(q.shape)
     logs = q.new_empty(options.num_heads, len(q), dtype=torch.float32)
     launch(
@@ -167,26 +154,20 @@ def attend_backward(
     if is_dense(options, q.dtype):
         dense.attend_backward(grad, q, k, v, saved, grads, options.sentences, options.num_heads, options.drop)
         return torch.cat([grad.sum(0, keepdim=True) for grad in grads], 1)
-    tiles, scale = tiles_of(options, q.dtype), scale_of(q, options.num_heads)
+    tiles, scale = tiles_of(options, q.dtype)[1], scale_of(q, options.num_heads)
     assert [grad.stride() for grad in grads] == [x.stride() for x in (q, k, v)]
     delta = torch.empty_like(saved)
     launch(
         kernels.products, (-(-len(q) // PRODUCTS["BLOCK"]), options.num_heads), out, grad, delta, len(q),
         **shape_of(q, options.num_heads), SCALE=options.drop.constants["SCALE"], **PRODUCTS,
     )  # fmt: skip
-    key_tiles = options.key_tiles(tiles.backward)
-    query_tiles = options.query_tiles(tiles.queries or tiles.backward)
-    launches = [(tiles.backward, key_tiles, 0 if tiles.queries else query_tiles)]
-    if tiles.queries:
-        launches.append((tiles.queries, 0, query_tiles))
-    rows = max(key_tiles, query_tiles)
-    partials = q.new_zeros(options.grid(0)[2] * rows, 3 * q.shape[1], dtype=torch.float32)
-    numbers = numbers_of(options, k)
-    for tile, of_keys, of_queries in launches:
-        launch(
-            kernels.attend_backward, options.grid(of_keys + of_queries),
-            q, k, v, grad, saved, delta, *grads, partials, options.sentences.bounds, numbers,
-            options.sentences.count, len(k), len(q), q.stride(0), k.stride(0), log2(euler) * scale, scale,
-            KEY_TILES=of_keys, QUERY_TILES=of_queries, PARTIALS=rows, **options.constants(q, tile),
-        )  # fmt: skip
+    key_tiles, query_tiles = options.key_tiles(tiles), options.query_tiles(tiles)
+    grid = options.grid(key_tiles + query_tiles)
+    partials = q.new_zeros(grid[2] * max(key_tiles, query_tiles), 3 * q.shape[1], dtype=torch.float32)
+    launch(
+        kernels.attend_backward, grid,
+        q, k, v, grad, saved, delta, *grads, partials, options.sentences.bounds, numbers_of(options, k),
+        options.sentences.count, len(k), len(q), q.stride(0), k.stride(0), log2(euler) * scale, scale,
+        KEY_TILES=key_tiles, **options.constants(q, tiles),
+    )  # fmt: skip
     return partials

@@ -245,14 +245,12 @@ def attend_backward(
     sentences, tokens, num_queries, q_stride, k_stride, factor, scale,
     PADDED: tl.constexpr, FIRST: tl.constexpr, LONGEST: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr,
     WIDTH: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
-    KEY_TILES: tl.constexpr, QUERY_TILES: tl.constexpr, PARTIALS: tl.constexpr, PRECISION: tl.constexpr,
-    UPCAST: tl.constexpr,
+    KEY_TILES: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Writes the gradients; the first KEY_TILES programs of a head those of keys and values, the others of queries.
 
-    Either number of tiles may be 0. Gradients have the strides of q, k and v. `scale` is the scale of the scores.
-    `partials` must be 0, PARTIALS rows of each sentence, and get each tile's sums over rows of the gradients of q, k
-    and v, side by side.
+    Gradients have the strides of q, k and v. `scale` is the scale of the scores. `partials` must be 0 and get each
+    tile's sums over rows of the gradients of q, k and v, side by side.
     """
     s, head, tile = tl.program_id(2), tl.program_id(1), tl.program_id(0)
     begin, rows, keys, first_query, queries = _sentence(bounds, s, sentences, tokens, PADDED, FIRST, LONGEST)
@@ -261,10 +259,11 @@ def attend_backward(
     grad_q, grad_k, grad_v = grad_q + head * HEAD, grad_k + head * HEAD, grad_v + head * HEAD
     logs += head.to(tl.int64) * num_queries + first_query
     along += head.to(tl.int64) * num_queries + first_query
-    partials += s.to(tl.int64) * PARTIALS * (3 * HEADS * HEAD) + head * HEAD
+    query_tiles = tl.num_programs(0) - KEY_TILES
+    partials += s.to(tl.int64) * tl.maximum(KEY_TILES, query_tiles) * (3 * HEADS * HEAD) + head * HEAD
     of_rows, of_columns = _numbers_of(numbers, head, begin, tokens, HEADS, THRESHOLD)
     # Kept weights are multiplied by SCALE. Here all other terms are divided by it, and the results multiplied.
-    if True if QUERY_TILES == 0 else False if KEY_TILES == 0 else tile < KEY_TILES:
+    if tile < KEY_TILES:
         other = tl.arange(0, KEYS)
         for start_key in range(tile * KEYS, rows, KEY_TILES * KEYS):
             left = keys - start_key
@@ -295,7 +294,7 @@ def attend_backward(
     else:
         row = tl.arange(0, TILE)
         full = _end_of_full(keys, KEYS)
-        for start in range((tile - KEY_TILES) * TILE, queries, QUERY_TILES * TILE):
+        for start in range((tile - KEY_TILES) * TILE, queries, query_tiles * TILE):
             left = queries - start
             of_row = _numbers(of_rows, start, row, left) if THRESHOLD > 0 else row
             query = _rows(q, first_query + start, q_stride, row, left, column, HEAD, UPCAST)
