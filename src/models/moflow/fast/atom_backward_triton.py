@@ -9,8 +9,33 @@ import triton
 import triton.language as tl
 
 from src.gpu.wgmma_triton import settle
-from src.models.moflow.fast.atom_triton import last_layer, load_hidden, product, sigmoid, store_hidden
+from src.models.moflow.fast.atom_triton import (
+    last_layer,
+    load_hidden,
+    load_last,
+    product,
+    sigmoid,
+    store_hidden,
+)
 from src.models.moflow.fast.norm_triton import conclude_backward, load_vector, relu, store_vector
+
+
+@triton.jit
+def load_transposed(
+    convolution, relation: tl.constexpr, FIRST: tl.constexpr, CHANNELS: tl.constexpr, PADDED_CLASSES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Returns the graph convolution's weights [channel, class] of a relation, BLOCK channels from FIRST on."""
+    column, channel = relation * PADDED_CLASSES + tl.arange(0, PADDED_CLASSES), FIRST + tl.arange(0, BLOCK)
+    return tl.load(convolution + column[None, :] * CHANNELS + channel[:, None],
+                   mask=(channel < CHANNELS)[:, None], other=0.0)  # fmt: skip
+
+
+@triton.jit
+def load_edges_backward(adj, sample, kind, node, is_node, NODES: tl.constexpr, KINDS: tl.constexpr):
+    """Returns a sample's edges of a kind [sender, receiver]."""
+    edge = ((sample * KINDS + kind) * NODES + node)[None, :] * NODES + node[:, None]
+    return tl.load(adj + edge, mask=is_node[:, None] & is_node[None, :], other=0.0)
 
 
 @triton.jit(do_not_specialize=["row", "next_row"])
@@ -20,8 +45,8 @@ def between_backward(
     batch, samples, programs, row, next_row,
     COUPLES: tl.constexpr, CONVOLVES: tl.constexpr, NODES: tl.constexpr, CLASSES: tl.constexpr, KINDS: tl.constexpr,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, PADDED_NODES: tl.constexpr, PADDED_CLASSES: tl.constexpr,
-    PADDED_CHANNELS: tl.constexpr, PADDED_WIDTH: tl.constexpr, PARTIALS: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr, SETTLE: tl.constexpr,
+    PADDED_CHANNELS: tl.constexpr, PADDED_WIDTH: tl.constexpr, HOLDS: tl.constexpr, PARTIALS: tl.constexpr,
+    BLOCK: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr, SETTLE: tl.constexpr,
 ):  # fmt: skip
     """The gradients of `between`. `grad` is that of its latent, as far as it does not go through the convolution.
 
@@ -39,6 +64,9 @@ def between_backward(
     if COUPLES:
         mean = load_vector(norm, 0, node, NODES)
         scale, shift = load_vector(norm, 2, node, NODES), load_vector(norm, 3, node, NODES)
+        logit_weights, logit_biases = load_last(matrix, linear_bias, 0, CLASSES, PADDED_CLASSES, WIDTH, PADDED_WIDTH)
+        shift_weights, shift_biases = load_last(matrix, linear_bias, CLASSES, CLASSES, PADDED_CLASSES, WIDTH,
+                                                PADDED_WIDTH)  # fmt: skip
     products, sums = tl.zeros([PADDED_NODES], tl.float32), tl.zeros([PADDED_NODES], tl.float32)
     g_products, g_sums = tl.zeros([PADDED_NODES], tl.float32), tl.zeros([PADDED_NODES], tl.float32)
     for index in range(samples):
@@ -48,60 +76,72 @@ def between_backward(
         place = (sample * NODES + node)[:, None] * CLASSES + column[None, :]
         of_latent = tl.load(grad + place, mask=is_latent, other=0.0)
         if CONVOLVES:
-            channel = tl.arange(0, PADDED_CHANNELS)
-            is_channel = (channel < CHANNELS)[:, None]
-            of_z = p[:, None] * load_hidden(g, node, sample, batch, is_node, CHANNELS, PADDED_CHANNELS) + r[:, None]
-            output = load_hidden(z_conv, node, sample, batch, is_node, CHANNELS, PADDED_CHANNELS)
-            of_z += q[:, None] * (output - mean_conv[:, None])
-            of_z = tl.where(is_node[:, None], of_z, 0.0).to(z_conv.dtype.element_ty)
-            store_hidden(of_z_conv, of_z, node, sample, batch, is_node, CHANNELS, PADDED_CHANNELS)
-            b = tl.load(convolution + column[None, :] * CHANNELS + channel[:, None], mask=is_channel, other=0.0)
-            of_factor = tl.zeros([PADDED_NODES, PADDED_CLASSES], tl.float32)
-            of_factor = product(of_z, b, of_factor, PRECISION, UPCAST)
+            of_z = load_hidden(g, node, sample, batch, is_node, 0, CHANNELS, BLOCK)
+            output = load_hidden(z_conv, node, sample, batch, is_node, 0, CHANNELS, BLOCK)
+            normed = tl.load(x_out + place, mask=is_latent, other=0.0)
+            edges = ()
+            for kind in tl.static_range(KINDS if HOLDS else 0):
+                edges += (load_edges_backward(adj, sample, kind, node, is_node, NODES, KINDS),)
+        if COUPLES:
+            before = load_hidden(z, node, sample, batch, is_node, 0, WIDTH, PADDED_WIDTH)
+            latent = tl.load(x + place, mask=is_latent, other=0.0)
+            of_term = tl.load(of_log_det + sample, mask=sample < batch, other=0.0)
+        if CONVOLVES:
+            of_relations = ()
+            for _relation in tl.static_range(1 + KINDS):
+                of_relations += (tl.zeros([PADDED_NODES, PADDED_CLASSES], tl.float32),)
+            for first in tl.static_range(0, PADDED_CHANNELS, BLOCK):
+                if first > 0:
+                    of_z = load_hidden(g, node, sample, batch, is_node, first, CHANNELS, BLOCK)
+                    output = load_hidden(z_conv, node, sample, batch, is_node, first, CHANNELS, BLOCK)
+                relations = ()
+                for relation in tl.static_range(1 + KINDS if HOLDS else 0):
+                    relations += (load_transposed(convolution, relation, first, CHANNELS, PADDED_CLASSES, BLOCK),)
+                part = p[:, None] * of_z.to(tl.float32) + r[:, None]
+                part += q[:, None] * (output.to(tl.float32) - mean_conv[:, None])
+                part = tl.where(is_node[:, None], part, 0.0).to(z_conv.dtype.element_ty)
+                store_hidden(of_z_conv, part, node, sample, batch, is_node, first, CHANNELS, BLOCK)
+                totals = ()
+                for relation in tl.static_range(1 + KINDS):
+                    if HOLDS:
+                        b = relations[relation]
+                    else:
+                        b = load_transposed(convolution, relation, first, CHANNELS, PADDED_CLASSES, BLOCK)
+                    totals += (product(part, b, of_relations[relation], PRECISION, UPCAST),)
+                of_relations = totals
+                settle(SETTLE)
+            of_factor = of_relations[0]
             for kind in tl.static_range(KINDS):
-                of_kind = (1 + kind) * PADDED_CLASSES + column
-                b = tl.load(convolution + of_kind[None, :] * CHANNELS + channel[:, None], mask=is_channel, other=0.0)
-                of_received = tl.zeros([PADDED_NODES, PADDED_CLASSES], tl.float32)
-                of_received = product(of_z, b, of_received, PRECISION, UPCAST).to(of_z.dtype)
-                edge = ((sample * KINDS + kind) * NODES + node)[None, :] * NODES + node[:, None]
-                a = tl.load(adj + edge, mask=is_node[:, None] & is_node[None, :], other=0.0)
+                of_received = of_relations[1 + kind].to(z_conv.dtype.element_ty)
+                a = edges[kind] if HOLDS else load_edges_backward(adj, sample, kind, node, is_node, NODES, KINDS)
                 of_factor = product(a, of_received, of_factor, PRECISION, UPCAST)
             settle(SETTLE)
             of_latent += tl.where(is_latent & (node != next_row)[:, None], of_factor, 0.0)
-            latent = tl.load(x_out + place, mask=is_latent, other=0.0)
-            products += tl.sum(of_latent * latent, 1)
+            products += tl.sum(of_latent * normed, 1)
             sums += tl.sum(of_latent, 1)
             of_latent *= factors[:, None]
         if COUPLES:
-            before = load_hidden(z, node, sample, batch, is_node, WIDTH, PADDED_WIDTH)
+            before = before.to(tl.float32)
             apart = before - mean[:, None]
             before = before * scale[:, None] + shift[:, None]
             hidden = relu(before).to(z.dtype.element_ty)
-            store_hidden(layer_input, hidden, node, sample, batch, is_node, WIDTH, PADDED_WIDTH)
-            logits = last_layer(hidden, matrix, linear_bias, 0, CLASSES, PADDED_CLASSES, WIDTH, PADDED_WIDTH,
-                                PRECISION, UPCAST)  # fmt: skip
-            shifts = last_layer(hidden, matrix, linear_bias, CLASSES, CLASSES, PADDED_CLASSES, WIDTH, PADDED_WIDTH,
-                                PRECISION, UPCAST)  # fmt: skip
-            latent = tl.load(x + place, mask=is_latent, other=0.0)
+            store_hidden(layer_input, hidden, node, sample, batch, is_node, 0, WIDTH, PADDED_WIDTH)
+            logits = last_layer(hidden, logit_weights, logit_biases, PRECISION, UPCAST)
+            shifts = last_layer(hidden, shift_weights, shift_biases, PRECISION, UPCAST)
             share, is_row = sigmoid(logits), (node == row)[:, None]
             scaled = tl.where(is_row, of_latent * share, 0.0)
-            of_logits = tl.load(of_log_det + sample, mask=sample < batch, other=0.0) * (1 - share)
-            of_logits += scaled * (latent + shifts) * (1 - share)
+            of_logits = of_term * (1 - share) + scaled * (latent + shifts) * (1 - share)
             of_logits = tl.where(is_latent, of_logits, 0.0).to(z.dtype.element_ty)
             of_shifts = tl.where(is_latent, scaled, 0.0).to(z.dtype.element_ty)
             to = of_outputs + (node * batch + sample)[:, None] * (2 * PADDED_CLASSES) + column[None, :]
             tl.store(to, of_logits, mask=is_node[:, None])
             tl.store(to + PADDED_CLASSES, of_shifts, mask=is_node[:, None])
-            channel = tl.arange(0, PADDED_WIDTH)
-            mask = (column < CLASSES)[:, None] & (channel < WIDTH)[None, :]
-            b = matrix + column[:, None] * WIDTH + channel[None, :]
             of_hidden = tl.zeros([PADDED_NODES, PADDED_WIDTH], tl.float32)
-            of_hidden = product(of_logits, tl.load(b, mask=mask, other=0.0), of_hidden, PRECISION, UPCAST)
-            b += CLASSES * WIDTH
-            of_hidden = product(of_shifts, tl.load(b, mask=mask, other=0.0), of_hidden, PRECISION, UPCAST)
+            of_hidden = product(of_logits, tl.trans(logit_weights), of_hidden, PRECISION, UPCAST)
+            of_hidden = product(of_shifts, tl.trans(shift_weights), of_hidden, PRECISION, UPCAST)
             settle(SETTLE)
             of_hidden = tl.where((before <= 0) | (is_node == 0)[:, None], 0.0, of_hidden).to(z.dtype.element_ty)
-            store_hidden(g_out, of_hidden, node, sample, batch, is_node, WIDTH, PADDED_WIDTH)
+            store_hidden(g_out, of_hidden, node, sample, batch, is_node, 0, WIDTH, PADDED_WIDTH)
             of_hidden = of_hidden.to(tl.float32)
             g_sums += tl.sum(of_hidden, 1)
             g_products += tl.sum(of_hidden * apart, 1)

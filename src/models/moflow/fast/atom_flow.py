@@ -32,6 +32,8 @@ from src.models.moflow.fast import atom_backward_triton as backward_kernels
 from src.models.moflow.fast import atom_triton as kernels
 
 PROGRAMS = 528  # at most, of a kernel that goes through the samples: four on each multiprocessor of an H200
+HELD = 48 << 10  # bytes of the graph convolution's weights, at most, that a program holds
+BLOCK = 64  # of the graph convolution's channels: what `between_backward` holds in registers at a time
 WIDEST, WIDEST_LAST = 512, 128  # channels of the graph convolution and of the last layer, which a program holds whole
 MOST_NODES, MOST_CLASSES, MOST_KINDS = 64, 31, 4
 
@@ -97,13 +99,21 @@ class Sizes(NamedTuple):
     def programs(self) -> int:
         return -(-self.batch // self.samples)
 
+    def holds(self, z: Tensor) -> bool:
+        """Returns whether programs that go through the samples hold the graph convolution's weights.
+
+        They do where two such programs run on a multiprocessor of a Hopper GPU.
+        """
+        size = (1 + self.kinds) * self.padded_classes * padded(self.widths[0]) * z.element_size()
+        return z.element_size() == 2 and size <= HELD and reads_registers(z)
+
     def of_latents(self, z: Tensor) -> dict[str, Any]:
         """Returns the constants of the kernels that go through the samples."""
         return {
             "NODES": self.nodes, "CLASSES": self.classes, "KINDS": self.kinds, "CHANNELS": self.widths[0],
             "WIDTH": self.widths[-1], "PADDED_NODES": padded(self.nodes), "PADDED_CLASSES": self.padded_classes,
-            "PADDED_CHANNELS": padded(self.widths[0]),
-            "PADDED_WIDTH": padded(self.widths[-1]), **products(z), "num_warps": 4, "num_stages": 1,
+            "PADDED_CHANNELS": padded(self.widths[0]), "PADDED_WIDTH": padded(self.widths[-1]), "HOLDS": self.holds(z),
+            **products(z), "num_warps": 4, "num_stages": 1,
         }  # fmt: skip
 
 
@@ -258,7 +268,8 @@ class Flow(torch.autograd.Function):
                 latents[last], hidden[-1][last], norms[last, -1], weights[-1][last], steps[last].linears[-1].bias,
                 of_outputs[last], inputs[-1][last], g[-1] if layers > 1 or not convolves else new_g(g), new_partials,
                 out, batch, sizes.samples, programs, last % nodes, after % nodes,
-                COUPLES=couples, CONVOLVES=convolves, PARTIALS=padded(programs) if convolves else 16, **constants,
+                COUPLES=couples, CONVOLVES=convolves, PARTIALS=padded(programs) if convolves else 16,
+                BLOCK=min(BLOCK if sizes.holds(adj) else WIDEST, padded(widths[0])), **constants,
             )  # fmt: skip
             grad, partials, programs = out, new_partials, sizes.programs
             for layer, tile in reversed(list(enumerate(tiles))) if couples else ():

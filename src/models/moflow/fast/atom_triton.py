@@ -27,33 +27,56 @@ def sigmoid(x):
 
 
 @triton.jit
-def load_hidden(z, node, sample, batch, mask, WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr):
-    """Returns one sample's hidden values [node, channel] in float32."""
-    channel = tl.arange(0, PADDED_WIDTH)
+def load_hidden(z, node, sample, batch, mask, FIRST: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Returns one sample's hidden values [node, channel] of BLOCK channels from FIRST on."""
+    channel = FIRST + tl.arange(0, BLOCK)
     offset = (node * batch + sample)[:, None] * WIDTH + channel[None, :]
-    return tl.load(z + offset, mask=mask[:, None] & (channel < WIDTH)[None, :], other=0.0).to(tl.float32)
+    return tl.load(z + offset, mask=mask[:, None] & (channel < WIDTH)[None, :], other=0.0)
 
 
 @triton.jit
-def store_hidden(z, values, node, sample, batch, mask, WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr):
-    channel = tl.arange(0, PADDED_WIDTH)
+def store_hidden(z, values, node, sample, batch, mask, FIRST: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    channel = FIRST + tl.arange(0, BLOCK)
     offset = (node * batch + sample)[:, None] * WIDTH + channel[None, :]
     tl.store(z + offset, values, mask=mask[:, None] & (channel < WIDTH)[None, :])
 
 
 @triton.jit
-def last_layer(
-    hidden, matrix, bias, FIRST: tl.constexpr, CLASSES: tl.constexpr, PADDED_CLASSES: tl.constexpr,
-    WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+def load_last(
+    matrix, bias, FIRST: tl.constexpr, CLASSES: tl.constexpr, PADDED_CLASSES: tl.constexpr,
+    WIDTH: tl.constexpr, PADDED_WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Returns CLASSES outputs of the last layer from FIRST on, rounded as the layer's output is."""
+    """Returns the last layer's weights [channel, class] and biases of CLASSES outputs from FIRST on."""
     column, channel = tl.arange(0, PADDED_CLASSES), tl.arange(0, PADDED_WIDTH)
     mask = (column < CLASSES)[None, :] & (channel < WIDTH)[:, None]
-    b = tl.load(matrix + (FIRST + column)[None, :] * WIDTH + channel[:, None], mask=mask, other=0.0)
-    total = tl.zeros([hidden.shape[0], PADDED_CLASSES], tl.float32)
-    total = product(hidden, b, total, PRECISION, UPCAST)
-    total += tl.load(bias + FIRST + column, mask=column < CLASSES, other=0.0)[None, :]
+    weights = tl.load(matrix + (FIRST + column)[None, :] * WIDTH + channel[:, None], mask=mask, other=0.0)
+    return weights, tl.load(bias + FIRST + column, mask=column < CLASSES, other=0.0)
+
+
+@triton.jit
+def last_layer(hidden, weights, biases, PRECISION: tl.constexpr, UPCAST: tl.constexpr):
+    """Returns outputs of the last layer, rounded as the layer's output is."""
+    total = tl.zeros([hidden.shape[0], weights.shape[1]], tl.float32)
+    total = product(hidden, weights, total, PRECISION, UPCAST) + biases[None, :]
     return total.to(hidden.dtype).to(tl.float32)
+
+
+@triton.jit
+def load_relation(
+    convolution, relation: tl.constexpr, CHANNELS: tl.constexpr, PADDED_CLASSES: tl.constexpr,
+    PADDED_CHANNELS: tl.constexpr,
+):  # fmt: skip
+    """Returns the graph convolution's weights [class, channel] of a relation."""
+    column, channel = relation * PADDED_CLASSES + tl.arange(0, PADDED_CLASSES), tl.arange(0, PADDED_CHANNELS)
+    return tl.load(convolution + column[:, None] * CHANNELS + channel[None, :],
+                   mask=(channel < CHANNELS)[None, :], other=0.0)  # fmt: skip
+
+
+@triton.jit
+def load_edges(adj, sample, kind, node, is_node, NODES: tl.constexpr, KINDS: tl.constexpr):
+    """Returns a sample's edges of a kind [receiver, sender]."""
+    edge = ((sample * KINDS + kind) * NODES + node)[:, None] * NODES + node[None, :]
+    return tl.load(adj + edge, mask=is_node[:, None] & is_node[None, :], other=0.0)
 
 
 @triton.jit(do_not_specialize=["row", "next_row"])
@@ -62,7 +85,7 @@ def between(
     loc, scaling, adj, convolution, x_out, summed, z_out, out_partials, batch, samples, programs, row, next_row,
     COUPLES: tl.constexpr, CONVOLVES: tl.constexpr, NODES: tl.constexpr, CLASSES: tl.constexpr, KINDS: tl.constexpr,
     CHANNELS: tl.constexpr, WIDTH: tl.constexpr, PADDED_NODES: tl.constexpr, PADDED_CLASSES: tl.constexpr,
-    PADDED_CHANNELS: tl.constexpr, PADDED_WIDTH: tl.constexpr, PARTIALS: tl.constexpr,
+    PADDED_CHANNELS: tl.constexpr, PADDED_WIDTH: tl.constexpr, HOLDS: tl.constexpr, PARTIALS: tl.constexpr,
     EPS: tl.constexpr, MOMENTUM: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr, SETTLE: tl.constexpr,
 ):  # fmt: skip
     """The last layer and the coupling of one step, ActNorm and graph convolution of the next one, sample by sample.
@@ -73,9 +96,18 @@ def between(
     """
     program = tl.program_id(0)
     node, column = tl.arange(0, PADDED_NODES), tl.arange(0, PADDED_CLASSES)
+    # The compiler moves no load across a barrier: a program that HOLDS these loads weights once, edges before products.
     if COUPLES:
         scale, shift = conclude(partials, weight, bias, running_mean, running_var, norm, node, NODES, programs,
                                 program == 0, PARTIALS, EPS, MOMENTUM, 1)  # fmt: skip
+        logit_weights, logit_biases = load_last(matrix, linear_bias, 0, CLASSES, PADDED_CLASSES, WIDTH, PADDED_WIDTH)
+        shift_weights, shift_biases = load_last(matrix, linear_bias, CLASSES, CLASSES, PADDED_CLASSES, WIDTH,
+                                                PADDED_WIDTH)  # fmt: skip
+    if CONVOLVES:
+        offset, factors = load_vector(loc, 0, node, NODES), load_vector(scaling, 0, node, NODES)
+        relations = ()
+        for relation in tl.static_range(1 + KINDS if HOLDS else 0):
+            relations += (load_relation(convolution, relation, CHANNELS, PADDED_CLASSES, PADDED_CHANNELS),)
     mean, squares = tl.zeros([PADDED_NODES], tl.float32), tl.zeros([PADDED_NODES], tl.float32)
     count = 0
     for index in range(samples):
@@ -85,46 +117,47 @@ def between(
         place = (sample * NODES + node)[:, None] * CLASSES + column[None, :]
         latent = tl.load(x + place, mask=is_latent, other=0.0)
         if COUPLES:
-            hidden = load_hidden(z, node, sample, batch, is_node, WIDTH, PADDED_WIDTH)
-            hidden = relu(hidden * scale[:, None] + shift[:, None]).to(z.dtype.element_ty)
-            logits = last_layer(hidden, matrix, linear_bias, 0, CLASSES, PADDED_CLASSES, WIDTH, PADDED_WIDTH,
-                                PRECISION, UPCAST)  # fmt: skip
-            shifts = last_layer(hidden, matrix, linear_bias, CLASSES, CLASSES, PADDED_CLASSES, WIDTH, PADDED_WIDTH,
-                                PRECISION, UPCAST)  # fmt: skip
+            hidden = load_hidden(z, node, sample, batch, is_node, 0, WIDTH, PADDED_WIDTH)
+            before = tl.load(log_det + sample, mask=sample < batch, other=0.0)
+        if CONVOLVES:
+            edges = ()
+            for kind in tl.static_range(KINDS if HOLDS else 0):
+                edges += (load_edges(adj, sample, kind, node, is_node, NODES, KINDS),)
+        if COUPLES:
+            hidden = relu(hidden.to(tl.float32) * scale[:, None] + shift[:, None]).to(z.dtype.element_ty)
+            logits = last_layer(hidden, logit_weights, logit_biases, PRECISION, UPCAST)
+            shifts = last_layer(hidden, shift_weights, shift_biases, PRECISION, UPCAST)
             terms = tl.minimum(logits, 0.0) - tl.log(1 + tl.exp(-tl.abs(logits)))
             # NaN stays NaN, which minimum would drop.
             terms = tl.where(logits != logits, logits, terms)
             total = tl.sum(tl.sum(tl.where(is_latent, terms, 0.0), 1), 0)
-            before = tl.load(log_det + sample, mask=sample < batch, other=0.0)
             tl.store(log_det + sample, before + total, mask=sample < batch)
             latent = tl.where((node == row)[:, None], (latent + shifts) * sigmoid(logits), latent)
         if CONVOLVES:
-            latent = load_vector(scaling, 0, node, NODES)[:, None] * (
-                latent + load_vector(loc, 0, node, NODES)[:, None]
-            )
+            latent = factors[:, None] * (latent + offset[:, None])
             factor = tl.where((node == next_row)[:, None], 0.0, latent)
             factor = tl.where((column == CLASSES)[None, :], 1.0, factor)
             factor = tl.where((node < NODES)[:, None] & (column <= CLASSES)[None, :], factor, 0.0)
             factor = factor.to(z_out.dtype.element_ty)
-            channel = tl.arange(0, PADDED_CHANNELS)
-            is_channel = (channel < CHANNELS)[None, :]
-            b = tl.load(convolution + column[:, None] * CHANNELS + channel[None, :], mask=is_channel, other=0.0)
-            output = tl.zeros([PADDED_NODES, PADDED_CHANNELS], tl.float32)
-            output = product(factor, b, output, PRECISION, UPCAST)
             to = summed + (node * batch + sample)[:, None] * ((1 + KINDS) * PADDED_CLASSES)
             tl.store(to + column[None, :], factor, mask=is_node[:, None])
+            output = tl.zeros([PADDED_NODES, PADDED_CHANNELS], tl.float32)
+            b = relations[0] if HOLDS else load_relation(convolution, 0, CHANNELS, PADDED_CLASSES, PADDED_CHANNELS)
+            output = product(factor, b, output, PRECISION, UPCAST)
             for kind in tl.static_range(KINDS):
-                of_kind = (1 + kind) * PADDED_CLASSES + column
-                edge = ((sample * KINDS + kind) * NODES + node)[:, None] * NODES + node[None, :]
-                a = tl.load(adj + edge, mask=is_node[:, None] & is_node[None, :], other=0.0)
                 received = tl.zeros([PADDED_NODES, PADDED_CLASSES], tl.float32)
+                a = edges[kind] if HOLDS else load_edges(adj, sample, kind, node, is_node, NODES, KINDS)
                 received = product(a, factor, received, PRECISION, UPCAST).to(factor.dtype)
-                tl.store(to + of_kind[None, :], received, mask=is_node[:, None])
-                b = tl.load(convolution + of_kind[:, None] * CHANNELS + channel[None, :], mask=is_channel, other=0.0)
+                tl.store(to + ((1 + kind) * PADDED_CLASSES + column)[None, :], received, mask=is_node[:, None])
+                if HOLDS:
+                    b = relations[1 + kind]
+                else:
+                    b = load_relation(convolution, 1 + kind, CHANNELS, PADDED_CLASSES, PADDED_CHANNELS)
                 output = product(received, b, output, PRECISION, UPCAST)
             settle(SETTLE)
             rounded = output.to(z_out.dtype.element_ty)
-            store_hidden(z_out, rounded, node, sample, batch, is_node, CHANNELS, PADDED_CHANNELS)
+            store_hidden(z_out, rounded, node, sample, batch, is_node, 0, CHANNELS, PADDED_CHANNELS)
+            is_channel = (tl.arange(0, PADDED_CHANNELS) < CHANNELS)[None, :]
             values = tl.where(is_channel, rounded.to(tl.float32), 0.0)
             number = tl.where(sample < batch, CHANNELS, 0)
             new_mean = tl.sum(values, 1) / CHANNELS
