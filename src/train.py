@@ -56,8 +56,8 @@ def train_here_or_on_ranks(config: DictConfig) -> None:
     with loading():
         from src.run import train
     begin_kernels(config)
-    if started_by() is None and config.hardware.accelerator != "cpu":
-        begin_cuda()  # after the forks that compile kernels
+    if started_by() is None:
+        begin_device(config)  # after the forks that compile kernels
     starting.ended("imports")
     has_computed()
     train(config, searched_s)
@@ -119,6 +119,14 @@ def begin_kernels(config: DictConfig) -> None:
             precompile.begin(task, config.execution.kernels, config.precision.name)
 
 
+def begin_device(config: DictConfig, number: int = 0) -> None:
+    """Begins what the first step on a visible GPU waits for, in threads."""
+    if config.hardware.accelerator != "cpu":
+        begin_cuda(number)
+        if config.execution.kernels != "off":
+            precompile.hash_triton_ahead()
+
+
 def import_for_ranks(config: DictConfig) -> None:
     """Imports what the ranks of a checked config need, once for all of them."""
     with loading():
@@ -137,8 +145,7 @@ def train_forked(config: DictConfig) -> None:
     from src.run import train
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # something may have loaded OpenMP before it was set
-    if config.hardware.accelerator != "cpu":
-        begin_cuda(int(os.environ["LOCAL_RANK"]))
+    begin_device(config, int(os.environ["LOCAL_RANK"]))
     end_as_command(lambda: run_job(train, config))
 
 

@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +30,7 @@ from src.system.signals import end_with_parent
 from src.system.workers import cpu_count
 
 LIST = "kernels.json"
+DEVICE = "/dev/nvidiactl"  # there is one where there are NVIDIA GPUs
 MODELS = Path(__file__).resolve().parents[1] / "models"
 PRECISIONS = ("amp", "tf32")
 MOST_S = 600  # that a run waits
@@ -37,6 +39,7 @@ DIVISIBLE = [["tt.divisibility", 16]]
 TYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "i32": "int32", "i64": "int64"}  # torch's names
 
 _running: int | None = None  # a pipe's end, which other ranks inherit: it is at its end once the kernels are compiled
+_hashing: threading.Thread | None = None
 
 
 def begin(task: str, kernels: str | Sequence[str], precision: str) -> None:
@@ -78,9 +81,30 @@ def begin(task: str, kernels: str | Sequence[str], precision: str) -> None:
     _running = reader
 
 
+def hash_triton_ahead() -> None:
+    """Begins to hash Triton's files, to be called after all forks: 460 MB, whose hash a cached kernel is found by.
+
+    A thread does it without Python's lock, beside the making of the network: 0.4 s of a first step. Not so with
+    REPRISE_PLAIN_START set, and without an NVIDIA GPU.
+    """
+    global _hashing
+    if not os.environ.get("REPRISE_PLAIN_START") and Path(DEVICE).exists() and find_spec("triton") is not None:
+        _hashing = threading.Thread(target=hash_triton, name="Triton's hash", daemon=True)
+        _hashing.start()
+
+
+def hash_triton() -> None:
+    """Has Triton hash its files, which it does once in a process."""
+    with suppress(ImportError, AttributeError, OSError):  # of another version, or told when a kernel is compiled
+        import_module("triton.runtime.cache").triton_key()
+
+
 def wait() -> None:
     """Waits for the kernels that `begin` began to compile: who needs one meanwhile would compile it a second time."""
-    global _running
+    global _running, _hashing
+    if _hashing is not None:
+        _hashing.join()
+        _hashing = None
     if _running is not None:
         select([_running], [], [], MOST_S)
         os.close(_running)

@@ -154,6 +154,23 @@ def test_a_run_waits_for_its_kernels_and_not_where_no_process_could_be_begun(
         waiting.result(timeout=60)
 
 
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_triton_s_files_are_hashed_before_the_first_step_needs_them(
+    is_plain: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REPRISE_PLAIN_START", "1" if is_plain else "")
+    cache = triton.runtime.cache
+    cache.triton_key.cache_clear()
+    monkeypatch.setattr(precompile, "DEVICE", str(tmp_path / "none"))
+    precompile.hash_triton_ahead()
+    precompile.wait()
+    assert cache.triton_key.cache_info().currsize == 0  # no GPU
+    monkeypatch.setattr(precompile, "DEVICE", str(tmp_path))
+    precompile.hash_triton_ahead()
+    precompile.wait()
+    assert cache.triton_key.cache_info().currsize == (not is_plain)
+
+
 def test_kernels_that_were_compiled_are_not_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(precompile, "capability", lambda: 90)
