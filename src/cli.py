@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -26,10 +27,10 @@ from src.measure import starting
 from src.printable import printable, tell
 from src.system import openmp
 from src.system.group import Unmet, agent, check_variables, rank, speaks, started_by
-from src.system.interpreter import safe_path
+from src.system.interpreter import is_command, is_watched, safe_path
 from src.system.loading import keep_loaded, load_torch_ahead
 from src.system.masking import mask_error, mask_process, masked_text, watch_process
-from src.system.pipes import outlive_readers
+from src.system.pipes import flush_all, outlive_readers
 from src.system.signals import end_with_parent
 
 DEBUGGING = "HYDRA_FULL_ERROR" in os.environ  # the person wants to see tracebacks
@@ -93,6 +94,22 @@ def run_entry_point(main: Callable[[], None], complete: Callable[[list[str]], li
         end_if_interrupted()
         raise
     run_main(main)
+    leave()
+
+
+def leave() -> None:
+    """Ends a command that has succeeded, without freeing its memory piece by piece as the interpreter's end does.
+
+    As there, threads are waited for, exit functions are called, and files are flushed; objects are not finalised.
+    Returns, so that the interpreter ends the process, where torch is not loaded, something watches the process, or
+    REPRISE_PLAIN_START is set.
+    """
+    if "torch" not in sys.modules or not is_command() or is_watched() or os.environ.get("REPRISE_PLAIN_START"):
+        return
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    if flush_all():
+        os._exit(0)
 
 
 def end_as_command(main: Callable[[], None]) -> None:

@@ -1,7 +1,9 @@
-"""How a rank ends that has failed: with its error told and its exit functions called, whatever would wait for ever."""
+"""How a process ends: a rank that has failed, whatever would wait for ever; a command that has succeeded."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +40,49 @@ def test_an_exit_function_that_hangs_is_named_and_left() -> None:
     code, _, err = ended("atexit.register(for_ever.wait)", "ArithmeticError('broken')")
     assert code == 1
     assert err.startswith("ArithmeticError: broken") and "Timeout" in err and "in wait" in err
+
+
+LEAVES = """
+import atexit, sys, threading
+from src import cli
+class Kept:
+    def __del__(self):
+        print("finalised")
+sys.modules["__main__"].__file__, sys.modules["torch"], kept = "train.py", sys, Kept()
+text, binary = open(sys.argv[1], "w"), open(sys.argv[2], "wb")
+def write():
+    print("threads are waited for")
+    text.write("text ")
+    binary.write(b"bytes")
+atexit.register(print, "exit functions are called")
+threading.Timer(0.05, write).start()
+{}
+cli.leave()
+print("left to the interpreter")
+"""
+DONE = "threads are waited for\nexit functions are called\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "variable", "printed"),
+    [
+        ("", "", DONE),
+        ("", "REPRISE_PLAIN_START", f"left to the interpreter\n{DONE}finalised\n"),
+        ("", "CUDA_INJECTION64_PATH", f"left to the interpreter\n{DONE}finalised\n"),  # of NVIDIA's profilers
+        ("sys.setprofile(slice)", "", f"left to the interpreter\n{DONE}finalised\n"),
+        ("full = open('/dev/full', 'w'); full.write('a')", "", f"{DONE}left to the interpreter\nfinalised\n"),
+    ],
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full")
+def test_a_command_that_succeeded_leaves_without_finalising_objects(
+    before: str, variable: str, printed: str, tmp_path: Path
+) -> None:
+    files = tmp_path / "text", tmp_path / "binary"
+    environment = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", variable)}
+    process = subprocess.run(
+        [sys.executable, "-c", LEAVES.format(before), *files],
+        cwd=ROOT, env=environment | ({variable: "1"} if variable else {"REPRISE_PLAIN_START": ""}),
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert process.stdout == printed
+    assert [file.read_text() for file in files] == ["text ", "bytes"]

@@ -26,6 +26,7 @@ import psutil
 
 from src.launch.failures import Exit, Failure, first_failure
 from src.system.group import ANSWERED_FOR
+from src.system.interpreter import is_command
 from src.system.signals import end_with_parent, ending_signals
 
 LOOKS_EVERY_S = 0.05
@@ -66,9 +67,8 @@ def may_fork() -> bool:
 
     Not so with REPRISE_PLAIN_START set.
     """
-    is_command = Path(getattr(sys.modules["__main__"], "__file__", None) or "").name == "train.py"
     is_plain = sys.platform != "linux" or bool(os.environ.get("REPRISE_PLAIN_START"))
-    return is_command and not (is_plain or _has_computed or uses_cuda())
+    return is_command(["train.py"]) and not (is_plain or _has_computed or uses_cuda())
 
 
 def uses_cuda() -> bool:

@@ -1,11 +1,14 @@
 """Output that nobody can read any more, as in `train.py | head`: the command goes on and ends as it would with it."""
 
+import ctypes
 import errno
+import gc
 import io
 import os
 import sys
 from typing import Any
 
+HOLDING = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)  # kinds of files; the first writes to the others
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 lost: list[str] = []  # why lines of output were lost for which there was no room
@@ -50,3 +53,15 @@ def outlive_readers() -> None:
             setattr(sys, name, io.TextIOWrapper(buffer, stream.encoding, errors, line_buffering=stream.line_buffering,
                                                 write_through=stream.write_through))  # fmt: skip
         # else it is another program's, such as a notebook's or pytest's
+
+
+def flush_all() -> bool:
+    """Writes what files that were opened since the imports still hold, and those of C; returns whether all could be."""
+    files = [file for file in gc.get_objects() if type(file) in HOLDING]
+    try:
+        for file in sorted(files, key=lambda file: HOLDING.index(type(file))):
+            if not file.closed:
+                file.flush()
+        return ctypes.CDLL(None).fflush(None) == 0
+    except (OSError, ValueError):
+        return False
