@@ -1,12 +1,17 @@
 """Where weights are: on one device to stay, or data parallel with embedding tables spread over the ranks."""
 
 import os
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any, Protocol, runtime_checkable
 
 import pytorch_lightning as pl
 import torch
+from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
+from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning_fabric.utilities.data import sized_len
+from lightning_fabric.utilities.distributed import _init_dist_connection
 from pytorch_lightning.strategies import DDPStrategy, SingleDeviceStrategy
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities.seed import isolate_rng
@@ -66,6 +71,7 @@ class HybridStrategy(DDPStrategy):
         self.patience_s = patience_s
         self.batch_size = batch_size
         self.memory_bytes = memory_gib * GIB if memory_gib else None
+        self._meeting: Future[None] | None = None
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
@@ -73,14 +79,40 @@ class HybridStrategy(DDPStrategy):
 
     def setup_environment(self) -> None:
         assert self.cluster_environment is not None
-        ranks = self.cluster_environment
+        if self._meeting is not None:
+            self._meeting.result()
+        self._find_ranks(self.cluster_environment)
+        # Lightning seeds anew here, with several ranks alone: what is drawn later would differ from a run on one.
+        with isolate_rng(include_cuda=False):
+            super().setup_environment()
+
+    def meet_ahead(self, device: torch.device) -> None:
+        """Begins to meet the other ranks in a thread, with torchrun's variables, as `setup_environment` would.
+
+        That waits for it, and raises what went wrong. To be called where the process does not end as an interpreter
+        does, which would not wait for the thread: in a fork.
+        """
+        meeting = self._meeting = Future[None]()
+
+        def meet() -> None:
+            try:
+                ranks = TorchElasticEnvironment()
+                self._find_ranks(ranks)
+                if device.type == "cuda":
+                    torch.cuda.set_device(device)
+                options = {"timeout": self._timeout, "device_id": device if device.type == "cuda" else None}
+                _init_dist_connection(ranks, "nccl" if device.type == "cuda" else "gloo", **options)
+                meeting.set_result(None)
+            except BaseException as error:
+                meeting.set_exception(error)
+
+        threading.Thread(target=meet, name="meeting", daemon=True).start()
+
+    def _find_ranks(self, ranks: ClusterEnvironment) -> None:
         if not distributed.is_initialized():  # else they have met
             check_rendezvous(ranks.main_address, ranks.main_port, self.patience_s, ranks.global_rank() == 0)
         # NCCL would let ranks agree on memory while they capture graphs, which not all of them do at the same step.
         os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
-        # Lightning seeds anew here, with several ranks alone: what is drawn later would differ from a run on one.
-        with isolate_rng(include_cuda=False):
-            super().setup_environment()
 
     def setup(self, trainer: pl.Trainer) -> None:
         os.environ.setdefault("LOCAL_WORLD_SIZE", str(self.num_processes))  # TorchRec asks; SLURM does not say
