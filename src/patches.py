@@ -4,6 +4,7 @@ With its switch set in the environment, or another version of a package, the pac
 command line lose how they were written, and all is imported that torchmetrics and Lightning may need.
 """
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 
 from src.system import later_dynamo
 
+SOURCES = "torch._library.utils"
 LEGENDRE = "e3nn.o3._angular_spherical_harmonics"
 OPTIONAL = ("scipy", "transformers", "matplotlib", "torchvision")
 
@@ -64,6 +66,11 @@ def import_sympy_later() -> None:
     sys.meta_path.insert(0, SympyLater())
 
 
+def tell_sources_by_frame() -> None:
+    """Has torch tell where a custom operator is defined by its frame, without going through all modules."""
+    sys.meta_path.insert(0, SourcesByFrame())
+
+
 class Patch(NamedTuple):
     """A patch, the environment variable that switches it off, and the first figures of the tried versions."""
 
@@ -88,12 +95,13 @@ DYNAMO = Patch(
     import_dynamo_later, "REPRISE_PLAIN_START", {"torch": ("2.11.", "2.13."), "pytorch-lightning": ("2.6.",)}
 )
 E3NN = Patch(import_sympy_later, "REPRISE_PLAIN_START", {"e3nn": ("0.6.",)})
+OPERATORS = Patch(tell_sources_by_frame, "REPRISE_PLAIN_START", {"torch": ("2.11.", "2.13.")})
 installed: list[Patch] = []
 
 
 def install(*patches: Patch) -> None:
     """Applies patches, all if none is given, where they are wanted, each once."""
-    for patch in patches or (HYDRA, TORCHMETRICS, DYNAMO, E3NN):
+    for patch in patches or (HYDRA, TORCHMETRICS, DYNAMO, E3NN, OPERATORS):
         if patch not in installed and patch.is_wanted:
             installed.append(patch)
             patch.apply()
@@ -182,3 +190,27 @@ class NamesOfSympy(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         self.names.append(name)
+
+
+class SourcesByFrame(MetaPathFinder):
+    """Finds torch's module that tells where operators are defined with a loader that replaces the function for it."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path, target) if fullname == SOURCES else None
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = SourcesLoader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class SourcesLoader(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        vars(module)["get_source"] = source_of_frame
+
+
+def source_of_frame(stacklevel: int) -> str:
+    """Returns `file:line` of a caller, 1 for this function's: torch's own reads the lines of the file too."""
+    frame = sys._getframe(stacklevel)
+    return f"{inspect.getsourcefile(frame) or inspect.getfile(frame)}:{frame.f_lineno}"

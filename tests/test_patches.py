@@ -184,3 +184,26 @@ def test_no_other_module_patches_a_package() -> None:
     modules = [path for folder in ("src", "hydra_plugins") for path in (ROOT / folder).rglob("*.py")]
     patched = {str(path.relative_to(ROOT)): names for path in modules if (names := patched_in(path))}
     assert list(patched) == ["src/patches.py"] and len(patched["src/patches.py"]) == 4, patched
+
+
+SOURCES = """
+import sys
+from src.patches import install
+install()
+import inspect, torch
+from torch._library.utils import get_source
+def called():
+    return get_source(2)
+here = inspect.getframeinfo(inspect.currentframe()); told = called()
+print(told == f"{here.filename}:{here.lineno}", get_source.__module__)
+@torch.library.custom_op("test_patches::same", mutates_args=())
+def same(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+print(same(torch.ones(1)).item())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("switch", "module"), [("", "src.patches"), ("1", "torch._library.utils")])
+def test_an_operator_s_source_is_told_as_torch_does(switch: str, module: str) -> None:
+    assert printed(SOURCES, REPRISE_PLAIN_START=switch) == [f"True {module}", "1.0"]
