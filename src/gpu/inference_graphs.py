@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from src.gpu.hooks import SETTING
 from src.gpu.triton_helpers import note
@@ -52,11 +53,15 @@ _streams: dict[torch.device, torch.cuda.Stream] = {}  # of captures: the pool gi
 
 
 def can_run(module: nn.Module, tensor: Tensor) -> bool:
-    """Returns whether a call may be a graph: on a GPU, without gradients, outside compilation and other captures."""
+    """Returns whether a call may be a graph: on a GPU, without gradients, outside compilation and other captures.
+
+    Neither is it one where a mode observes operators, which a graph hides.
+    """
     return (
         tensor.is_cuda
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
+        and not is_in_torch_dispatch_mode()
         and not torch.cuda.is_current_stream_capturing()
         and getattr(module, SETTING, True)
         and not any(is_hooked(part) for part in parts(module))
@@ -90,15 +95,11 @@ def run(module: nn.Module, function: Function, inputs: Sequence[Input], key: Has
     and buffers, whose addresses are part of the key. `key` has what else it depends on.
     """
     graphs = _of_module.setdefault(module, Graphs())
-    device, stream = inputs[0].tensor.device, torch.cuda.current_stream(inputs[0].tensor.device)
+    place = place_of(inputs[0].tensor.device)
     shapes = tuple((part.rows, part.tensor.shape[1:], part.tensor.dtype) for part in inputs)
-    modes = torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
-    whole = key, shapes, modes, stream.cuda_stream, addresses(module)
-    static = [buffer(part, (device, stream.cuda_stream, number)) for number, part in enumerate(inputs)]
-    for dtype in {part.tensor.dtype for part in inputs}:
-        pairs = [(target, part.tensor) for part, target in zip(inputs, static, strict=True) if target.dtype == dtype]
-        targets, sources = [target[: len(source)] for target, source in pairs], [source for _, source in pairs]
-        torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]
+    whole = key, shapes, modes(), place, addresses(module)
+    static = [buffer(part, (*place, number)) for number, part in enumerate(inputs)]
+    copy_all([x[: len(part.tensor)] for part, x in zip(inputs, static, strict=True)], [part.tensor for part in inputs])
     for part, target in zip(inputs, static, strict=True):
         if part.rest is not None and len(part.tensor) < part.rows:
             target[len(part.tensor) :].fill_(part.rest)
@@ -107,7 +108,7 @@ def run(module: nn.Module, function: Function, inputs: Sequence[Input], key: Has
         if graphs.failed or graphs.calls[whole] == 1 or len(graphs.captures) == MOST:
             return function(static)
         try:
-            graphs.captures[whole] = capture(function, static, (device, stream.cuda_stream))
+            graphs.captures[whole] = capture(function, static, place)
         except RuntimeError as error:
             graphs.failed = True
             note(f"{type(module).__name__} runs without CUDA graphs: {str(error).splitlines()[0]}")
@@ -115,6 +116,24 @@ def run(module: nn.Module, function: Function, inputs: Sequence[Input], key: Has
     made = graphs.captures[whole]
     made.graph.replay()
     return [output.clone() for output in made.outputs]
+
+
+def place_of(device: torch.device) -> tuple[torch.device, int]:
+    """Returns the device and its current stream: graphs of one place run in turn and share memory."""
+    return device, torch.cuda.current_stream(device).cuda_stream
+
+
+def modes() -> tuple[Hashable, ...]:
+    """Returns the settings of torch that choose kernels."""
+    return torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copies tensors into others of their shapes and dtypes, by one kernel for each dtype."""
+    for dtype in {target.dtype for target in targets}:
+        pairs = [pair for pair in zip(targets, sources, strict=True) if pair[0].dtype == dtype]
+        to, of = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        torch._foreach_copy_(to, of)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def addresses(module: nn.Module) -> tuple[int, ...]:
@@ -130,6 +149,17 @@ def buffer(part: Input, place: Hashable) -> Tensor:
     memory = _buffers.get(key)
     if memory is None:
         memory = _buffers[key] = part.tensor.new_zeros(part.rows, *part.tensor.shape[1:])
+    return memory
+
+
+@torch.inference_mode(False)
+def buffer_like(tensor: Tensor, place: tuple[torch.device, int], number: Hashable) -> Tensor:
+    """Returns such memory of a tensor's shape, and of its strides if these give each entry an address."""
+    like = torch.empty_like(tensor, device="meta")
+    key = place, number, like.shape, like.stride(), like.dtype
+    memory = _buffers.get(key)
+    if memory is None:
+        memory = _buffers[key] = torch.empty_like(like, device=place[0])
     return memory
 
 

@@ -15,6 +15,7 @@ import sys, torch
 from se3_transformer import graphs as dgl
 from se3_transformer.model import SE3Transformer
 from se3_transformer.model.fiber import Fiber
+from se3_transformer.recording import record, report
 from se3_transformer.reprise.errors import UserError
 
 fiber = Fiber({0: 8, 1: 3})
@@ -38,6 +39,7 @@ for wrong, why in (  # which the type checks of the tests would refuse otherwise
     (lambda: network(listed, nodes, edges), "edata['rel_pos'] is a list; expected a tensor [4, 3]"),
     (lambda: Fiber([1]), "Fiber([1]) is not allowed; expected channels by degree"),
     (lambda: dgl.graph((src, dst), num_nodes=2.5), "num_nodes=2.5 is not allowed; expected a whole number"),
+    (lambda: record([network]), "record(model) takes a torch.nn.Module, not a list"),
 ):
     try:
         wrong()
@@ -45,6 +47,8 @@ for wrong, why in (  # which the type checks of the tests would refuse otherwise
         assert why in str(error) and len(str(error).splitlines()) == 1, error
     else:
         raise AssertionError(why)
+around = torch.nn.Sequential(network)
+assert record(around) is around and report(around) == "Sequential: 1 not called twice alike without gradients"
 assert not {"dgl", "src", "reprise", "hydra", "pytorch_lightning", "rdkit", "scipy.stats"} & set(sys.modules)
 print({name: list(x.shape) for name, x in out.items()})
 """

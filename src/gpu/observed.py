@@ -1,0 +1,259 @@
+"""The operators of a call: which of them a CUDA graph cannot have, and the call without these.
+
+In a graph the host reads no values (`item`, `nonzero`, boolean indices, `cpu()`) and copies none from its own memory.
+Values that it reads may depend on a few small inputs alone, as a mask made of residue numbers does. Then `Repeat` gives
+the call what an observed call read, which is right as long as these inputs have the same values.
+"""
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+aten = torch.ops.aten
+INDEXED = aten.index, aten.index_put, aten.index_put_
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+WAITS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+# Kernels that are launched outside torch's operators may fill these: what they hold is taken for unknown.
+FILLED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros", "zeros_like", "new_zeros"}
+NO_KERNEL = {name for name in FILLED if "empty" in name} | {"view", "_unsafe_view", "detach", "lift_fresh", "device"}
+OUTSIDE = -1  # a source that is no input: weights, buffers, attributes, unknown memory
+UNKNOWN = frozenset({OUTSIDE})
+_constants: WeakValueDictionary[Any, Tensor] = WeakValueDictionary()  # which memos keep and modules share
+
+
+class Memo(NamedTuple):
+    """What an operator returned that a graph cannot have."""
+
+    operator: Any
+    value: Any
+
+
+@cache
+def written(operator: Any) -> tuple[tuple[int, str], ...]:
+    """Returns the arguments that an operator changes in place, by number and name."""
+    if operator is aten.detach_.default:  # which `torch.tensor` ends with in inference mode
+        return ()
+    arguments = enumerate(operator._schema.arguments)
+    return tuple((i, part.name) for i, part in arguments if part.alias_info is not None and part.alias_info.is_write)
+
+
+@cache
+def is_composite(operator: Any, device: str) -> bool:
+    """Returns whether other operators make it up, into which inference mode has not split it."""
+    has_kernel, name = torch._C._dispatch_has_kernel_for_dispatch_key, operator.name()
+    return operator.namespace == "aten" and has_kernel(name, COMPOSITE) and not has_kernel(name, device.upper())
+
+
+@cache
+def name_of(operator: Any) -> str:
+    return operator._schema.name.partition("::")[2]
+
+
+def memory(tensor: Tensor) -> int:
+    """Returns the address of the memory that views of a tensor share; 0 of one without, such as a sparse tensor."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
+
+
+class Operators(TorchDispatchMode):
+    """Finds the operators that read values of a device, and those that copy to it from the host's memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if is_composite(func, self.device.type):
+            with self:
+                return func._op_dk(COMPOSITE, *args, **kwargs)
+        if func.overloadpacket in INDEXED:
+            args = self.indexed(args)
+        elif not WAITS.isdisjoint(func.tags) and any(self.has(x) for x in tree_leaves((args, kwargs))):
+            return self.read(func, args, kwargs)
+        elif func is aten._to_copy.default and kwargs.get("device") is not None:
+            target = torch.device(kwargs["device"]).type
+            if target != args[0].device.type:
+                return (self.send if target == self.device.type else self.read)(func, args, kwargs)
+        elif func is aten.copy_.default and args[0].device.type != args[1].device.type:
+            if not self.has(args[0]):
+                self.refuse("copies into the host's memory")
+            else:
+                source = self.send(aten._to_copy.default, (args[1],), {"device": self.device})
+                args = (args[0], source, *args[2:])
+        return self.run(func, args, kwargs)
+
+    def indexed(self, args: Any) -> Any:
+        """Returns the arguments with the numbers of the rows that boolean indices choose."""
+        tensor, indices, *rest = args
+        given = [index for index in indices if index is not None]
+        is_mask = [index.dtype in (torch.bool, torch.uint8) and index.dim() > 0 for index in given]
+        value = rest[0] if rest else None
+        if not self.has(tensor):
+            return args
+        if value is not None and value.device.type == "cpu" and value.numel() == 1:
+            if is_mask == [True] and self.has(given[0]):
+                return args  # filled where the mask is, without a wait
+            if self.device.type != "cpu":
+                rest[0] = self.send(aten._to_copy.default, (value,), {"device": self.device})
+        listed: list[Tensor | None] = []
+        for index in indices:
+            if index is not None and not self.has(index):
+                index = self.send(aten._to_copy.default, (index,), {"device": self.device})
+            if index is None or index.dtype not in (torch.bool, torch.uint8) or index.dim() == 0:
+                listed.append(index)
+            else:
+                listed += self.read(aten.nonzero.default, (index,), {}).unbind(1)
+        return tensor, listed, *rest
+
+    def has(self, value: Any) -> bool:
+        """Returns whether this is a tensor on the device."""
+        return isinstance(value, Tensor) and value.device.type == self.device.type
+
+    def read(self, func: Any, args: Any, kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def send(self, func: Any, args: Any, kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def refuse(self, why: str) -> None:
+        raise NotImplementedError
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return func(*args, **kwargs)
+
+
+class Observe(Operators):
+    """Runs a call, and notes what a graph of it needs.
+
+    Args:
+        inputs: the call's tensors. The host may read values that depend on some of these alone.
+
+    Afterwards `why` says what keeps the call out of a graph, None if nothing does; `guards` has the numbers of the
+    inputs whose values the host read, directly or not; `memos` has what it read and sent; `launches` is the number of
+    operators with kernels.
+    """
+
+    def __init__(self, device: torch.device, inputs: list[Tensor]) -> None:
+        super().__init__(device)
+        self.why: str | None = None
+        self.guards: set[int] = set()
+        self.memos: list[Memo] = []
+        self.launches = 0
+        self.of_inputs = {memory(x) for x in inputs}
+        self.sources: dict[int, set[int]] = {}  # by memory: the inputs that a tensor's values depend on
+        for number, tensor in enumerate(inputs):
+            if self.has(tensor):
+                self.sources.setdefault(memory(tensor), set()).add(number)
+
+    def refuse(self, why: str) -> None:
+        self.why = self.why or why
+        self.memos.clear()
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self.why:
+            return func(*args, **kwargs)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.refuse(f"{name_of(func)} draws random numbers")
+        tensors = self.on_device((args, kwargs))
+        changed = self.on_device([args[i] if i < len(args) else kwargs.get(name) for i, name in written(func)])
+        for tensor in changed:
+            if memory(tensor) in self.of_inputs:
+                self.refuse(f"{name_of(func)} changes an input in place")
+            elif memory(tensor) not in self.sources:
+                self.refuse(f"{name_of(func)} changes a weight, a buffer or an attribute in place")
+        value = func(*args, **kwargs)
+        source = self.source(tensors) if name_of(func) not in FILLED else {*UNKNOWN}
+        for tensor in changed:
+            self.keep(tensor, self.source([tensor]) | source)
+        before = {memory(tensor) for tensor in tensors}
+        made = self.on_device(value)
+        for tensor in made:
+            if memory(tensor) not in before:
+                self.keep(tensor, source)
+        self.launches += bool(made or changed) and not func.is_view and name_of(func) not in NO_KERNEL
+        return value
+
+    def read(self, func: Any, args: Any, kwargs: Any) -> Any:
+        source = self.source(self.on_device((args, kwargs)))
+        if OUTSIDE in source:
+            self.refuse(f"{name_of(func)} waits for the device, for values that depend on more than inputs")
+        self.guards |= source
+        return self.remember(func, func(*args, **kwargs), source)
+
+    def send(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return self.remember(func, func(*args, **kwargs), set())
+
+    def remember(self, func: Any, value: Any, source: set[int]) -> Any:
+        for tensor in self.on_device(value):
+            self.keep(tensor, source)
+        if not self.why:
+            self.memos.append(Memo(func, tree_map_only(Tensor, constant, value)))
+        return value
+
+    def keep(self, tensor: Tensor, source: set[int]) -> None:
+        if memory(tensor):
+            self.sources[memory(tensor)] = source
+
+    def on_device(self, values: Any) -> list[Tensor]:
+        return [x for x in tree_leaves(values) if self.has(x) and (x.layout != torch.strided or x.numel())]
+
+    def source(self, tensors: Iterable[Tensor]) -> set[int]:
+        return set().union(*(self.sources.get(memory(x), UNKNOWN) for x in tensors))
+
+    def check_outputs(self, outputs: list[Any]) -> None:
+        """Refuses what a copy of the outputs would change: tensors that share memory, or that outlive the call."""
+        tensors = [x for x in outputs if isinstance(x, Tensor)]
+        addresses = [memory(x) for x in tensors]
+        if any(not isinstance(x, (Tensor, *SIMPLE)) for x in outputs):
+            self.refuse("returns other objects than tensors, numbers and strings")
+        elif not all(self.has(x) for x in tensors):
+            self.refuse("returns tensors on several devices")
+        elif not self.of_inputs.isdisjoint(addresses):
+            self.refuse("returns an input, or a view of it")
+        elif len({*addresses}) < len(addresses) or not all(x in self.sources for x in addresses):
+            self.refuse("returns tensors that share memory, or that outlive the call")
+
+
+class Repeat(Operators):
+    """Runs an observed call with what its memos have in the place of what waits for the device."""
+
+    def __init__(self, device: torch.device, memos: list[Memo]) -> None:
+        super().__init__(device)
+        self.left = iter(memos)
+
+    def read(self, func: Any, args: Any, kwargs: Any) -> Any:
+        memo = next(self.left, None)
+        if memo is None or memo.operator is not func:
+            raise RuntimeError("its second call runs other operators than its first")
+        return tree_map_only(Tensor, torch.clone, memo.value)  # as the call may change it in place
+
+    send = read
+
+    def refuse(self, why: str) -> None:
+        raise RuntimeError(why)
+
+
+SIMPLE = int, float, bool, str, type(None), torch.dtype, torch.device
+
+
+@torch.inference_mode(False)
+def constant(tensor: Tensor) -> Tensor:
+    """Returns a copy that is shared with those of the same values."""
+    key = tensor.device, tensor.dtype, tensor.shape, content(tensor)
+    with _disable_current_modes():
+        copy = _constants.get(key)
+        if copy is None:
+            copy = _constants[key] = tensor.detach().clone()
+        return copy
+
+
+def content(tensor: Tensor) -> bytes:
+    """Returns a tensor's values; waits for its device."""
+    with _disable_current_modes():
+        return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
