@@ -1,11 +1,12 @@
 """NVIDIA's SE(3)-Transformer in RFdiffusion and the RoseTTAFolds beside this project's package. Needs a GPU.
 
-SE3_CLONES=FOLDER python -m benchmarks.dropin [tf32] [backward] CASE LENGTH [CASE LENGTH ..]
+SE3_CLONES=FOLDER python -m benchmarks.dropin [tf32] [backward] [recorded] CASE LENGTH [CASE LENGTH ..]
 
 FOLDER has clones of the projects (tests/dropin/originals.py; their Python files are enough). A case is a network of
 tests/dropin/cases.py on a chain of LENGTH residues, its graph made anew in every call, or `module`: RFdiffusion's whole
 network, one denoising step. Both sides have the same random weights and torch functions in DGL's place. `backward`
-adds the gradients of weights and features. Products are IEEE float32 unless `tf32` is given.
+adds the gradients of weights and features; `recorded` has our side of `module` run as CUDA graphs
+(src/dropin/recording.py), and names those that do. Products are IEEE float32 unless `tf32` is given.
 
 Each case is a process of its own and prints a line of JSON: seconds of the first call, milliseconds of later ones (the
 median of rounds in which the sides take turns), peak memory of the first two calls (allocated, reserved), and the
@@ -22,24 +23,26 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from src.dropin.recording import record, report
 from tests.dropin import rfdiffusion
 from tests.dropin.cases import CASES, OURS, Case, built
 from tests.dropin.originals import original
 from tests.dropin.rfdiffusion import Step, plain_graph
 
 ROUNDS, ROUND_S, LIMIT_S = 7, 0.4, 150
+FLAGS = "tf32", "backward", "recorded"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # a CPU is for trying the cases
 NEIGHBOURS = {"rfaa": 128}  # topk graphs of 64 else; "full" graphs of all pairs
 
 
 def main() -> None:
     words = sys.argv[1:]
-    flags = [word for word in words if word in ("tf32", "backward")]
+    flags = [word for word in words if word in FLAGS]
     rest = [word for word in words if word not in flags]
     if rest[:1] == ["--one"]:
-        print(json.dumps(run(rest[1], int(rest[2]), "tf32" in flags, "backward" in flags)), flush=True)
+        print(json.dumps(run(rest[1], int(rest[2]), *(name in flags for name in FLAGS))), flush=True)
         return
     for name, length in zip(rest[::2], rest[1::2], strict=True):
         command = [sys.executable, "-m", "benchmarks.dropin", "--one", name, length, *flags]
@@ -50,15 +53,20 @@ def main() -> None:
             print(json.dumps({"case": name, "failed": f"over {LIMIT_S} s", "so far": str(error.stdout)[-2000:]}))
 
 
-def run(name: str, length: int, tf32: bool, backward: bool) -> dict[str, Any]:
+def run(name: str, length: int, tf32: bool, backward: bool, recorded: bool = False) -> dict[str, Any]:
     """Returns a case's figures."""
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = tf32
     x = torch.randn(64, 64, device=DEVICE)
     torch.nn.functional.layer_norm(x @ x, (64,)).relu().cumsum(0)  # no side pays for the start of CUDA
-    both, exact = (network_sides(name, length), None) if name != "module" else module_sides(length)
+    networks: list[nn.Module] = []
+    both, exact = (
+        (network_sides(name, length), None)
+        if name != "module"
+        else module_sides(length, networks if recorded else None)
+    )
     sides = dict(zip(("ours", "theirs"), both, strict=True))
-    result: dict[str, Any] = {"case": name, "length": length, "tf32": tf32, "backward": backward,
+    result: dict[str, Any] = {"case": name, "length": length, "tf32": tf32, "backward": backward, "recorded": recorded,
                               "gpu": torch.cuda.get_device_name() if DEVICE == "cuda" else DEVICE,
                               "torch": torch.__version__}  # fmt: skip
     outputs: dict[str, dict[str, Tensor]] = {}
@@ -92,6 +100,8 @@ def run(name: str, length: int, tf32: bool, backward: bool) -> dict[str, Any]:
         result["ms"] = {side: round(statistics.median(times), 3) for side, times in rounds.items()}
         result["spread"] = {side: [round(min(times), 3), round(max(times), 3)] for side, times in rounds.items()}
         result["speed-up"] = round(result["ms"]["theirs"] / result["ms"]["ours"], 2)
+        if networks:
+            result["modules"] = report(networks[0]).splitlines()
         if DEVICE == "cuda":
             result["kernels"] = {side: launches(step) for side, step in steps.items()}
     return result
@@ -116,9 +126,14 @@ def step_of(call: Step, weights: list[Tensor], backward: bool) -> Step:
     return step
 
 
-def module_sides(length: int) -> tuple[list[tuple[Step, list[Tensor]]], Step]:
-    """Returns both sides of RFdiffusion's whole network, and what it gives in float64."""
-    *both, (exact, _) = rfdiffusion.sides(length, DEVICE)
+def module_sides(length: int, recorded: list[nn.Module] | None) -> tuple[list[tuple[Step, list[Tensor]]], Step]:
+    """Returns both sides of RFdiffusion's whole network, and what it gives in float64.
+
+    Our network is recorded and added to the list, if there is one.
+    """
+    *both, (exact, _) = rfdiffusion.sides(
+        length, DEVICE, None if recorded is None else lambda x: recorded.append(record(x))
+    )
     return both, exact
 
 

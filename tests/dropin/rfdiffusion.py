@@ -38,11 +38,14 @@ def chain(length: int) -> Tensor:
     return 3.0 * steps.cumsum(0)[:, None] + around
 
 
-def sides(length: int, device: str = "cpu", **sizes: int) -> list[tuple[Step, list[Tensor]]]:
+def sides(
+    length: int, device: str = "cpu", prepare: Callable[[Any], object] | None = None, **sizes: int
+) -> list[tuple[Step, list[Tensor]]]:
     """Returns denoising steps of `length` residues: with our package, with theirs, and with ours in float64.
 
-    Each comes with its weights, which are the same. `sizes` replace those of MODULE. The last one must be called with
-    torch's default dtype float64, which RFdiffusion's code makes tensors of; their package rounds its basis.
+    Each comes with its weights, which are the same. `sizes` replace those of MODULE; `prepare` gets the first network.
+    The last one must be called with torch's default dtype float64, which RFdiffusion's code makes tensors of; their
+    package rounds its basis.
     """
     calls, weights = [], None
     for theirs in (False, True, False):
@@ -51,7 +54,10 @@ def sides(length: int, device: str = "cpu", **sizes: int) -> list[tuple[Step, li
             weights = network.state_dict()
         network.load_state_dict(weights, strict=True)
         dtype = torch.float64 if len(calls) == 2 else torch.float32
-        calls.append(step(network.to(device, dtype).eval(), length, device, dtype))
+        network.to(device, dtype).eval()
+        if prepare and not calls:
+            prepare(network)
+        calls.append(step(network, length, device, dtype))
     return calls
 
 
