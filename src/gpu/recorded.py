@@ -38,8 +38,8 @@ class Replay(NamedTuple):
 class Key:
     """What was observed of calls of one key."""
 
-    def __init__(self) -> None:
-        self.why: str | None = None  # it is not captured
+    def __init__(self, whole: Hashable) -> None:
+        self.whole = whole  # shapes, other arguments and modes
         self.guards: list[int] = []  # numbers of inputs whose values a graph has inside
         self.values: Hashable = None  # of these in the observed call
         self.memos: list[Memo] = []
@@ -54,6 +54,7 @@ class Recorded:
     def __init__(self, module: nn.Module) -> None:
         self._module = ref(module)
         self.keys: dict[Hashable, Key] = {}
+        self.refused: dict[Hashable, str] = {}  # shapes and arguments that are not captured, and why
         self.why: str | None = None  # no call is captured
         self.observed = 0  # calls since the last capture
         self.launches = 0
@@ -85,9 +86,6 @@ class Recorded:
         outer = _get_current_dispatch_mode()
         if device is None or not (outer is None or isinstance(outer, Observe)):
             return self.__wrapped__(*args, **kwargs)
-        state = state_of(self.module)
-        if state is None:
-            return self.__wrapped__(*args, **kwargs)
         strange = [x for x in leaves if not isinstance(x, SIMPLE) and not is_plain(x)]
         if strange:
             self.why = f"takes a {type(strange[0]).__name__}"
@@ -96,14 +94,20 @@ class Recorded:
         shown = tuple(
             (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, Tensor) else (type(x), x) for x in leaves
         )
-        whole = structure, shown, inference_graphs.modes(), place, state
-        key = self.keys.get(whole)
+        whole = structure, shown, inference_graphs.modes(), place
+        state = None if whole in self.refused else state_of(self.module)
+        if state is None:
+            return self.__wrapped__(*args, **kwargs)
+        key = self.keys.get((whole, state))
         if key is None:
             if self.captures == MOST:  # of other sizes
                 self.keys.clear()
-            self.keys[whole] = key = Key()
-            return self.observe(key, tensors, device, args, kwargs)
-        if key.why or outer is not None:
+            key = Key(whole)
+            result = self.observe(key, tensors, device, args, kwargs)
+            if not self.why and whole not in self.refused:
+                self.keys[whole, state] = key
+            return result
+        if outer is not None:
             return self.__wrapped__(*args, **kwargs)
         values = values_of(tensors, key.guards)
         if values not in key.replays:
@@ -111,12 +115,12 @@ class Recorded:
                 if key.replays and self.captures < MOST:
                     return self.observe(key, tensors, device, args, kwargs)
                 if not key.replays:
-                    key.why = "waits for the device, for values that differ from call to call"
+                    self.refused[whole] = "waits for the device, for values that differ from call to call"
                 return self.__wrapped__(*args, **kwargs)
             try:
                 key.replays[values] = self.capture(key, tensors, leaves, structure, place)
             except Exception as error:  # the plain call raises what is not the capture's
-                key.why = (str(error).splitlines() or [type(error).__name__])[0]
+                self.refused[whole] = (str(error).splitlines() or [type(error).__name__])[0]
                 return self.__wrapped__(*args, **kwargs)
         replay = key.replays[values]
         inference_graphs.copy_all(replay.capture.inputs, tensors_on(device, tensors))
@@ -128,7 +132,6 @@ class Recorded:
     def observe(self, key: Key, tensors: list[Tensor], device: torch.device, args: Any, kwargs: Any) -> Any:
         """Runs the call, and decides whether the next one is captured."""
         self.observed += 1
-        key.why = "its first call raised an error"
         values = {number: content(x) for number, x in enumerate(tensors) if x.numel() <= LARGEST}
         with Observe(device, tensors) as call:
             result = self.__wrapped__(*args, **kwargs)
@@ -146,7 +149,9 @@ class Recorded:
             call.refuse(f"waits for the device, for values of an input of more than {LARGEST} elements")
         elif self.observed > TRIES:
             self.why = "has other arguments in each call"
-        key.why, key.guards, key.memos = call.why, guards, [] if call.why or self.why else call.memos
+        if call.why:
+            self.refused[key.whole] = call.why
+        key.guards, key.memos = guards, call.memos
         key.values = tuple(values.get(number) for number in guards)
         key.outputs = [torch.empty_like(x, device="meta") if isinstance(x, Tensor) else x for x in outputs]
         key.structure = structure
@@ -251,7 +256,7 @@ def report(module: nn.Module) -> str:
     for part in parts(module):
         forward = part.__dict__.get("forward")
         if isinstance(forward, Recorded):
-            reasons = [key.why for key in forward.keys.values() if key.why]
+            reasons = [*forward.refused.values()]
             if is_captured(part):
                 state = "as graphs"
                 launches[type(part).__name__] += forward.launches

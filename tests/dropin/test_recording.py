@@ -22,11 +22,12 @@ IN_GRAPHS = {"IterBlock": 3, "Templ_emb": 1, "Recycling": 1, "MSA_emb": 1, "SCPr
 def test_the_blocks_of_rfdiffusion_are_graphs(device: str, mode: Any) -> None:
     network = rfdiffusion.network_of(False, n_extra_block=1, n_main_block=2, n_ref_block=2).eval().to(device)
     call, _ = rfdiffusion.step(network, 12, device, torch.float32)
+    near = 1e-5 if device == "cpu" else 1e-3  # blocks enlarge the rounding of sums in another order
     with mode():
         expected = call()
         record(network)
         for _ in range(4):
-            assert_close(call(), expected, rtol=1e-5, atol=1e-5)
+            assert_close(call(), expected, rtol=near, atol=near)
         lines = dict(line.split(": ", 1) for line in report(network).splitlines())
         graphs = {name: int(part.split()[0]) for name, line in lines.items() for part in line.split("; ")
                   if "as graphs" in part}  # fmt: skip
@@ -35,7 +36,7 @@ def test_the_blocks_of_rfdiffusion_are_graphs(device: str, mode: Any) -> None:
         network.simulator.main_block[0].msa2pair.proj_left.weight.mul_(2)
         changed = call()
         record(network, False)
-        assert_close(changed, call(), rtol=1e-5, atol=1e-5)
+        assert_close(changed, call(), rtol=near, atol=near)
     assert float((changed["pair"] - expected["pair"]).abs().max()) > 1e-3
 
 
