@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -21,6 +22,7 @@ COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 WAITS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 # Kernels that are launched outside torch's operators may fill these: what they hold is taken for unknown.
 FILLED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros", "zeros_like", "new_zeros"}
+OF_NUMBERS = torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor
 NO_KERNEL = {name for name in FILLED if "empty" in name} | {"view", "_unsafe_view", "detach", "lift_fresh", "device"}
 OUTSIDE = -1  # a source that is no input: weights, buffers, attributes, unknown memory
 UNKNOWN = frozenset({OUTSIDE})
@@ -58,6 +60,20 @@ def name_of(operator: Any) -> str:
 def memory(tensor: Tensor) -> int:
     """Returns the address of the memory that views of a tensor share; 0 of one without, such as a sparse tensor."""
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
+
+
+class HostNumbers(TorchFunctionMode):
+    """Makes tensors of numbers in the host's memory first: else torch copies them where no mode sees it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = {**(kwargs or {})}
+        if func not in OF_NUMBERS:
+            return func(*args, **kwargs)
+        parent, data = (args[0], args[1:]) if func is Tensor.new_tensor else (None, args)
+        if any(isinstance(x, Tensor) for x in (*data[:1], kwargs.get("data"), kwargs.get("obj"))):
+            return func(*args, **kwargs)
+        device = kwargs.pop("device", None) or (torch.get_default_device() if parent is None else parent.device)
+        return func(*args, **kwargs, device="cpu").to(device)
 
 
 class Operators(TorchDispatchMode):

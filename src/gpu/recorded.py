@@ -18,7 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from src.gpu import inference_graphs
 from src.gpu.hooks import SETTING
 from src.gpu.inference_graphs import MOST, Capture, parts
-from src.gpu.observed import SIMPLE, Memo, Observe, Repeat, content
+from src.gpu.observed import SIMPLE, HostNumbers, Memo, Observe, Repeat, content
 
 FEWEST = 6  # launches of a call: copies in and out take as long as these
 TRIES = 8  # observed calls of a module of which none came again
@@ -133,7 +133,7 @@ class Recorded:
         """Runs the call, and decides whether the next one is captured."""
         self.observed += 1
         values = {number: content(x) for number, x in enumerate(tensors) if x.numel() <= LARGEST}
-        with Observe(device, tensors) as call:
+        with HostNumbers(), Observe(device, tensors) as call:
             result = self.__wrapped__(*args, **kwargs)
         outputs, structure = tree_flatten(result)
         call.check_outputs(outputs)
@@ -170,7 +170,7 @@ class Recorded:
             left = iter(inputs)
             given = [next(left) if isinstance(x, Tensor) and x.device == device else x for x in leaves]
             args, kwargs = tree_unflatten(given, structure)
-            with Repeat(device, memos):
+            with HostNumbers(), Repeat(device, memos):
                 outputs = tree_flatten(self.__wrapped__(*args, **kwargs))[0]
             inference_graphs.copy_all(results, [x for x in outputs if isinstance(x, Tensor)])
             return results

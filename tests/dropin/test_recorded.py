@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from src.gpu import recorded
+from src.gpu.observed import HostNumbers
 from src.gpu.recorded import Recorded, record, report
 
 
@@ -121,6 +123,28 @@ def test_shapes_and_other_arguments_have_graphs_of_their_own(device: str) -> Non
             for seed in range(2):
                 assert_same(network, plain, *inputs(device, seed, rows=rows))
         assert 0 < captures(network) <= recorded.MOST
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_modes_see_how_tensors_of_numbers_reach_their_device(mode: Any) -> None:
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            value = func(*args, **(kwargs or {}))
+            if isinstance(value, Tensor) and value.device.type == "meta" and args[0].device.type == "cpu":
+                names.append(func.overloadpacket)
+            return value
+
+    x = torch.ones(3, device="meta")
+    for make in (lambda: torch.tensor([0], device="meta"), lambda: torch.tensor(data=1.0, device="meta"),
+                 lambda: torch.as_tensor([1.0], device=x.device), lambda: x.new_tensor([2]),
+                 lambda: torch.asarray(obj=[1], device="meta", dtype=torch.int8)):  # fmt: skip
+        names: list[Any] = []
+        with mode(), HostNumbers(), Names():
+            made = make()
+        assert made.device.type == "meta" and names[0] in (torch.ops.aten._to_copy, torch.ops.aten.to)
+        assert (made.shape, made.dtype) == (make().shape, make().dtype)
+    with HostNumbers():
+        assert torch.as_tensor(x) is x and torch.tensor([1]).device.type == "cpu"
 
 
 def test_values_that_the_host_reads_belong_to_the_key(device: str) -> None:
