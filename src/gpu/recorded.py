@@ -70,6 +70,10 @@ class Recorded:
         module = self.module
         return type(module).forward.__get__(module)
 
+    def plain(self, *args: Any, **kwargs: Any) -> Any:
+        module = self.module
+        return type(module).forward(module, *args, **kwargs)
+
     def __reduce__(self) -> Any:
         return Recorded, (self.module,)  # a copy, or one that is loaded, observes and captures anew
 
@@ -79,17 +83,17 @@ class Recorded:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or self.why or torch.is_grad_enabled() or torch._C._get_tracing_state():
-            return self.__wrapped__(*args, **kwargs)
+            return self.plain(*args, **kwargs)
         leaves, structure = tree_flatten((args, kwargs))
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         device = next((x.device for x in tensors if can_capture(x.device)), None)
         outer = _get_current_dispatch_mode()
         if device is None or not (outer is None or isinstance(outer, Observe)):
-            return self.__wrapped__(*args, **kwargs)
+            return self.plain(*args, **kwargs)
         strange = [x for x in leaves if not isinstance(x, SIMPLE) and not is_plain(x)]
         if strange:
             self.why = f"takes a {type(strange[0]).__name__}"
-            return self.__wrapped__(*args, **kwargs)
+            return self.plain(*args, **kwargs)
         place = inference_graphs.place_of(device)
         shown = tuple(
             (x.shape, x.stride(), x.dtype, x.device) if isinstance(x, Tensor) else (type(x), x) for x in leaves
@@ -97,7 +101,7 @@ class Recorded:
         whole = structure, shown, inference_graphs.modes(), place
         state = None if whole in self.refused else state_of(self.module)
         if state is None:
-            return self.__wrapped__(*args, **kwargs)
+            return self.plain(*args, **kwargs)
         key = self.keys.get((whole, state))
         if key is None:
             if self.captures == MOST:  # of other sizes
@@ -108,7 +112,7 @@ class Recorded:
                 self.keys[whole, state] = key
             return result
         if outer is not None:
-            return self.__wrapped__(*args, **kwargs)
+            return self.plain(*args, **kwargs)
         values = values_of(tensors, key.guards)
         if values not in key.replays:
             if values != key.values:
@@ -116,12 +120,12 @@ class Recorded:
                     return self.observe(key, tensors, device, args, kwargs)
                 if not key.replays:
                     self.refused[whole] = "waits for the device, for values that differ from call to call"
-                return self.__wrapped__(*args, **kwargs)
+                return self.plain(*args, **kwargs)
             try:
                 key.replays[values] = self.capture(key, tensors, leaves, structure, place)
             except Exception as error:  # the plain call raises what is not the capture's
                 self.refused[whole] = (str(error).splitlines() or [type(error).__name__])[0]
-                return self.__wrapped__(*args, **kwargs)
+                return self.plain(*args, **kwargs)
         replay = key.replays[values]
         inference_graphs.copy_all(replay.capture.inputs, tensors_on(device, tensors))
         replay.capture.graph.replay()
@@ -134,7 +138,7 @@ class Recorded:
         self.observed += 1
         values = {number: content(x) for number, x in enumerate(tensors) if x.numel() <= LARGEST}
         with HostNumbers(), Observe(device, tensors) as call:
-            result = self.__wrapped__(*args, **kwargs)
+            result = self.plain(*args, **kwargs)
         outputs, structure = tree_flatten(result)
         call.check_outputs(outputs)
         elsewhere = {number for number, x in enumerate(tensors) if x.device != device}
@@ -171,7 +175,7 @@ class Recorded:
             given = [next(left) if isinstance(x, Tensor) and x.device == device else x for x in leaves]
             args, kwargs = tree_unflatten(given, structure)
             with HostNumbers(), Repeat(device, memos):
-                outputs = tree_flatten(self.__wrapped__(*args, **kwargs))[0]
+                outputs = tree_flatten(self.plain(*args, **kwargs))[0]
             inference_graphs.copy_all(results, [x for x in outputs if isinstance(x, Tensor)])
             return results
 
