@@ -153,13 +153,18 @@ def buffer(part: Input, place: Hashable) -> Tensor:
 
 
 @torch.inference_mode(False)
-def buffer_like(tensor: Tensor, place: tuple[torch.device, int], number: Hashable) -> Tensor:
-    """Returns such memory of a tensor's shape, and of its strides if these give each entry an address."""
-    like = torch.empty_like(tensor, device="meta")
-    key = place, number, like.shape, like.stride(), like.dtype
-    memory = _buffers.get(key)
-    if memory is None:
-        memory = _buffers[key] = torch.empty_like(like, device=place[0])
+def buffers_like(tensors: Sequence[Tensor], place: tuple[torch.device, int]) -> list[Tensor]:
+    """Returns such memory for each tensor, of its shape, and of its strides if these give each entry an address."""
+    memory, counts = list[Tensor](), Counter[Hashable]()
+    for tensor in tensors:
+        like = torch.empty_like(tensor, device="meta")
+        kind = place, like.shape, like.stride(), like.dtype
+        key = *kind, counts[kind]
+        counts[kind] += 1
+        one = _buffers.get(key)
+        if one is None:
+            one = _buffers[key] = torch.empty_like(like, device=place[0])
+        memory.append(one)
     return memory
 
 

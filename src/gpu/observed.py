@@ -16,6 +16,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from src.gpu import triton_helpers
+from src.gpu.triton_helpers import launch, package, power_of_2
+
 aten = torch.ops.aten
 INDEXED = aten.index, aten.index_put, aten.index_put_
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -24,6 +27,8 @@ WAITS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 FILLED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros", "zeros_like", "new_zeros"}
 OF_NUMBERS = torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor
 NO_KERNEL = {name for name in FILLED if "empty" in name} | {"view", "_unsafe_view", "detach", "lift_fresh", "device"}
+KERNEL = f"{__package__}.layer_norm_triton"
+MOST_CHANNELS, ELEMENTS = 1024, 2048  # of a row, and of a program
 OUTSIDE = -1  # a source that is no input: weights, buffers, attributes, unknown memory
 UNKNOWN = frozenset({OUTSIDE})
 _constants: WeakValueDictionary[Any, Tensor] = WeakValueDictionary()  # which memos keep and modules share
@@ -60,6 +65,38 @@ def name_of(operator: Any) -> str:
 def memory(tensor: Tensor) -> int:
     """Returns the address of the memory that views of a tensor share; 0 of one without, such as a sparse tensor."""
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
+
+
+def call(operator: Any, args: Any, kwargs: Any) -> Any:
+    """Calls an operator: LayerNorm of few channels by a kernel of ours, in a third of the time of torch's."""
+    if operator is aten.native_layer_norm.default and not kwargs and can_normalise(*args):
+        return layer_norm(*args)
+    return operator(*args, **kwargs)
+
+
+def can_normalise(x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> bool:
+    factors = [part for part in (weight, bias) if part is not None and part.is_contiguous() and part.device == x.device]
+    return (
+        x.device.type in triton_helpers.devices
+        and x.dtype in triton_helpers.DTYPES
+        and len(shape) == 1
+        and MOST_CHANNELS >= shape[0] > 0
+        and x.numel() > 0
+        and x.is_contiguous()
+        and len(factors) == 2
+        and (not x.is_cuda or torch.cuda.get_device_capability(x.device) >= (8, 0))
+        and package(KERNEL) is not None
+    )
+
+
+def layer_norm(x: Tensor, shape: list[int], weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the normalised rows, and the mean and the inverse deviation of each, as torch's operator."""
+    out, rows, width = torch.empty_like(x), x.numel() // shape[0], power_of_2(shape[0])
+    means, inverses = (x.new_empty(*x.shape[:-1], 1, dtype=torch.float32) for _ in range(2))
+    size = max(1, ELEMENTS // width)
+    kernel, constants = package(KERNEL), {"CHANNELS": shape[0], "WIDTH": width, "ROWS": size}
+    launch(kernel.layer_norm, (-(-rows // size),), x, weight, bias, out, means, inverses, rows, eps, **constants)  # type: ignore[union-attr]
+    return out, means, inverses
 
 
 class HostNumbers(TorchFunctionMode):
@@ -141,7 +178,7 @@ class Operators(TorchDispatchMode):
         raise NotImplementedError
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        return func(*args, **kwargs)
+        return call(func, args, kwargs)
 
 
 class Observe(Operators):
@@ -183,7 +220,7 @@ class Observe(Operators):
                 self.refuse(f"{name_of(func)} changes an input in place")
             elif memory(tensor) not in self.sources:
                 self.refuse(f"{name_of(func)} changes a weight, a buffer or an attribute in place")
-        value = func(*args, **kwargs)
+        value = call(func, args, kwargs)
         source = self.source(tensors) if name_of(func) not in FILLED else {*UNKNOWN}
         for tensor in changed:
             self.keep(tensor, self.source([tensor]) | source)

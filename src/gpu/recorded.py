@@ -166,9 +166,8 @@ class Recorded:
     ) -> Replay:
         """Records a call without running it."""
         device, memos, expected = place[0], key.memos, [x for x in key.outputs if isinstance(x, Tensor)]
-        sources = enumerate(tensors_on(device, tensors))
-        static = [inference_graphs.buffer_like(x, place, ("in", number)) for number, x in sources]
-        results = [inference_graphs.buffer_like(x, place, ("out", number)) for number, x in enumerate(expected)]
+        # The outputs are written last, over inputs of their shapes.
+        static, results = (inference_graphs.buffers_like(x, place) for x in (tensors_on(device, tensors), expected))
 
         def function(inputs: list[Tensor]) -> list[Tensor]:
             left = iter(inputs)

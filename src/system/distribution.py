@@ -16,7 +16,7 @@ from pathlib import Path
 NAME = "se3-transformer"
 NEEDED = "torch", "e3nn", "jaxtyping"
 KERNELS = "contraction", "edge_networks", "edges", "norm", "two_degrees"  # which `package` imports
-BY_NAME = [f"src/models/se3_transformer/fast/{name}.py" for name in KERNELS]
+BY_NAME = [*(f"src/models/se3_transformer/fast/{name}.py" for name in KERNELS), "src/gpu/layer_norm_triton.py"]
 WHEEL = "Wheel-Version: 1.0\nGenerator: reprise\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 SUMMARY = "NVIDIA's SE(3)-Transformer in plain torch, without DGL, for RFdiffusion and the RoseTTAFolds"
 

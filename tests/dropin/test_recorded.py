@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from src.gpu import recorded
+from src.gpu import observed, recorded, triton_helpers
 from src.gpu.observed import HostNumbers
 from src.gpu.recorded import Recorded, record, report
 
@@ -300,6 +300,42 @@ def test_modules_share_the_memory_of_inputs_and_outputs(device: str) -> None:
     assert len(made) == 3
     for tensors in zip(*([*capture.inputs, *capture.outputs] for capture in made), strict=True):
         assert len({x.data_ptr() for x in tensors}) == 1
+    (x, index), (out, *_) = made[0].inputs, made[0].outputs
+    assert out.data_ptr() == x.data_ptr() != index.data_ptr()  # of one shape
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])  # the interpreter truncates bfloat16
+@pytest.mark.parametrize(("rows", "channels"), [((7, 5), 128), ((3,), 1), ((2, 3), 22), ((33,), 1000), ((1,), 4096)])
+def test_layer_norms_are_those_of_float64(
+    rows: tuple[int, ...], channels: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_helpers, "devices", {device})
+    monkeypatch.setattr(observed, "launch", counted := Counted())
+    norm = nn.LayerNorm(channels).to(device)
+    for part in norm.parameters():
+        nn.init.normal_(part, 1.0)
+    x = torch.randn(*rows, channels, device=device).mul_(3).add_(100).to(dtype)
+    weight, bias = (part.detach().to(dtype) for part in norm.parameters())
+    arguments = x, [channels], weight, bias, norm.eps
+    exact = torch.native_layer_norm(x.double(), [channels], weight.double(), bias.double(), norm.eps)[0]
+    with torch.no_grad(), observed.Repeat(torch.device(device), []):
+        ours = torch.native_layer_norm(*arguments)
+    assert counted.calls == (channels <= observed.MOST_CHANNELS)
+    theirs = torch.native_layer_norm(*arguments)
+    error, their_error = ((x[0].double() - exact).abs().max() for x in (ours, theirs))
+    assert error <= 1.5 * their_error + 1e-6 * exact.abs().max()
+    assert [x.shape for x in ours] == [x.shape for x in theirs] and ours[0].dtype == dtype
+    near = 1e-4 if theirs[1].dtype == torch.float32 else 1e-2  # a CPU's are in the input's dtype, a GPU's in float32
+    assert_close(ours[1:], theirs[1:], rtol=near, atol=near, check_dtype=False)
+
+
+class Counted:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, *arguments: Any, **constants: Any) -> None:
+        self.calls += 1
+        triton_helpers.launch(*arguments, **constants)
 
 
 @pytest.mark.gpu
