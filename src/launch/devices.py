@@ -5,7 +5,6 @@ import shlex
 import socket
 import sys
 from collections.abc import Collection, Sequence
-from multiprocessing import parent_process
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -15,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from src.errors import UserError
 from src.gpu import graph_gaps
+from src.launch.ranks import is_fork
 from src.parallel import shared_memory
 from src.system.group import rank, started_by, world_size
 from src.system.workers import cpu_count
@@ -53,7 +53,7 @@ def set_up_devices(config: "TrainConfig") -> Devices:
     if config.world_size > 1:
         of_rank = config.datamodule["batch_size"], config.hardware.memory_gib
         strategy = HybridStrategy(*of_rank, patience_s=config.trainer.patience_s)
-        if parent_process() is not None and started_by() == "torchrun":  # a fork of `train.py`
+        if is_fork() and started_by() == "torchrun":  # of `train.py`
             strategy.meet_ahead(torch.device(accelerator, int(os.environ["LOCAL_RANK"])))
         return Devices(strategy, precision)
     return Devices(OneDevice("cuda:0" if accelerator == "cuda" else "cpu"), precision)

@@ -71,6 +71,11 @@ def may_fork() -> bool:
     return is_command(["train.py"]) and not (is_plain or _has_computed or uses_cuda())
 
 
+def is_fork() -> bool:
+    """Returns whether this process is a rank that its launcher forked."""
+    return multiprocessing.parent_process() is not None
+
+
 def uses_cuda() -> bool:
     """Returns whether CUDA was begun here, which then works in no fork: its driver answers no question before."""
     try:
