@@ -24,6 +24,7 @@ from src.system.files import check_writable, written_atomically
 from src.system.reading import open_zip, parsed_json
 
 VERSIONS, KERNEL = "versions.json", ".cubin"
+RUN = {KERNEL, ".json", ".so", ""}  # endings of what runs and what says so, without what it was compiled from
 GROUP = "__grp__"  # begins the name of a list of the files that make up a kernel, by their paths
 ADVICE = "make one by python -m src.gpu.kernel_archive pack FILE"
 
@@ -46,7 +47,7 @@ def cache() -> Path:
 def pack(archive: Path) -> int:
     """Writes all compiled kernels of this machine into an archive; returns their number."""
     here, folder = versions(), cache()
-    files = [path for path in sorted(folder.glob("*/*")) if path.is_file() and not path.is_symlink()]
+    files = [path for path in sorted(folder.glob("*/*")) if path.suffix in RUN and path.is_file()]
     kernels = sum(path.suffix == KERNEL for path in files)
     if not kernels:
         raise UserError(f"{folder} has no compiled kernels: run python -m src.gpu.precompile first")

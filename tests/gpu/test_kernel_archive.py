@@ -28,7 +28,8 @@ def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def compile_kernel(key: str, content: bytes = b"\x7fELF code") -> None:
     """Writes by Triton's own cache what a compiled kernel leaves there."""
     cache = triton.runtime.cache.FileCacheManager(key)
-    paths = {"add.cubin": cache.put(content, "add.cubin"), "add.json": cache.put("{}", "add.json", binary=False)}
+    texts = {name: cache.put("{}", name, binary=False) for name in ("add.json", "add.ptx")}
+    paths = {"add.cubin": cache.put(content, "add.cubin"), **texts}
     cache.put_group("add.json", paths)
 
 
@@ -57,6 +58,7 @@ def test_triton_finds_kernels_of_another_machine(
     assert (kernel("ONE"), kernel("TWO")) == (b"\x7fELF code", b"\x7fELF other")
     assert (second / "reprise" / "done").exists()
     assert sorted(path.name for path in second.iterdir()) == ["ONE", "TWO", "reprise"]
+    assert not (second / "ONE" / "add.ptx").exists()  # which does not run
 
 
 def altered(archive: Path, name: str, content: bytes | str) -> None:
