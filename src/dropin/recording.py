@@ -21,6 +21,7 @@ def record(model: M, on: bool = True) -> M:
     Graphs are used on a GPU, in eval mode and without gradients, for the largest modules that a graph can contain.
     Other calls, results, state_dict, copies and pickles are as before. Weights may change in place, be loaded or
     be replaced.
+    LayerNorm of up to 1,024 channels is computed by a kernel there, in float32 as torch does.
     A graph does not repeat what a module does in Python (prints, counts), nor see attributes that changed and are no
     parameters or buffers: `record(model)` once more begins anew.
 
