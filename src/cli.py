@@ -101,10 +101,12 @@ def leave() -> None:
     """Ends a command that has succeeded, without freeing its memory piece by piece as the interpreter's end does.
 
     As there, threads are waited for, exit functions are called, and files are flushed; objects are not finalised.
-    Returns, so that the interpreter ends the process, where torch is not loaded, something watches the process, or
-    REPRISE_PLAIN_START is set.
+    Returns, so that the interpreter ends the process, where torch is not loaded, something watches the process or has
+    begun the command inside it (runpy), or REPRISE_PLAIN_START is set.
     """
-    if "torch" not in sys.modules or not is_command() or is_watched() or os.environ.get("REPRISE_PLAIN_START"):
+    is_outermost = sys._getframe(2).f_back is None  # the file that called `run_entry_point`
+    is_plain = "torch" not in sys.modules or os.environ.get("REPRISE_PLAIN_START")
+    if is_plain or not is_outermost or not is_command() or is_watched():
         return
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

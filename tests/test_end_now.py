@@ -48,7 +48,7 @@ from src import cli
 class Kept:
     def __del__(self):
         print("finalised")
-sys.modules["__main__"].__file__, sys.modules["torch"], kept = "train.py", sys, Kept()
+sys.modules["torch"], kept = sys, Kept()
 text, binary = open(sys.argv[1], "w"), open(sys.argv[2], "wb")
 def write():
     print("threads are waited for")
@@ -57,32 +57,43 @@ def write():
 atexit.register(print, "exit functions are called")
 threading.Timer(0.05, write).start()
 {}
-cli.leave()
+def run_entry_point():
+    cli.leave()
+run_entry_point()
 print("left to the interpreter")
+"""
+RUNPY = """
+import runpy, sys
+sys.argv.pop(0)
+left = runpy.run_path(sys.argv[0], run_name="__main__")
+print("goes on")
 """
 DONE = "threads are waited for\nexit functions are called\n"
 
 
 @pytest.mark.parametrize(
-    ("before", "variable", "printed"),
+    ("before", "variable", "printed", "begun"),
     [
-        ("", "", DONE),
-        ("", "REPRISE_PLAIN_START", f"left to the interpreter\n{DONE}finalised\n"),
-        ("", "CUDA_INJECTION64_PATH", f"left to the interpreter\n{DONE}finalised\n"),  # of NVIDIA's profilers
-        ("sys.setprofile(slice)", "", f"left to the interpreter\n{DONE}finalised\n"),
-        ("full = open('/dev/full', 'w'); full.write('a')", "", f"{DONE}left to the interpreter\nfinalised\n"),
+        ("", "", DONE, "python"),
+        ("", "", f"left to the interpreter\ngoes on\n{DONE}finalised\n", "runpy"),
+        ("", "REPRISE_PLAIN_START", f"left to the interpreter\n{DONE}finalised\n", "python"),
+        ("", "CUDA_INJECTION64_PATH", f"left to the interpreter\n{DONE}finalised\n", "python"),  # of NVIDIA's profilers
+        ("sys.setprofile(slice)", "", f"left to the interpreter\n{DONE}finalised\n", "python"),
+        ("full = open('/dev/full', 'w'); full.write('a')", "", f"{DONE}left to the interpreter\nfinalised\n", "python"),
     ],
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="/dev/full")
 def test_a_command_that_succeeded_leaves_without_finalising_objects(
-    before: str, variable: str, printed: str, tmp_path: Path
+    before: str, variable: str, printed: str, begun: str, tmp_path: Path
 ) -> None:
     files = tmp_path / "text", tmp_path / "binary"
     environment = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", variable)}
+    environment |= {"PYTHONPATH": str(ROOT), "REPRISE_PLAIN_START": ""} | ({variable: "1"} if variable else {})
+    (tmp_path / "train.py").write_text(LEAVES.format(before))
+    command = [tmp_path / "train.py"] if begun == "python" else ["-c", RUNPY, tmp_path / "train.py"]
     process = subprocess.run(
-        [sys.executable, "-c", LEAVES.format(before), *files],
-        cwd=ROOT, env=environment | ({variable: "1"} if variable else {"REPRISE_PLAIN_START": ""}),
-        capture_output=True, text=True, timeout=60, check=True,
+        [sys.executable, *command, *files],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert process.stdout == printed
     assert [file.read_text() for file in files] == ["text ", "bytes"]
