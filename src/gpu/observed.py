@@ -5,6 +5,7 @@ Values that it reads may depend on a few small inputs alone, as a mask made of r
 the call what an observed call read, which is right as long as these inputs have the same values.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple
@@ -113,7 +114,7 @@ class HostNumbers(TorchFunctionMode):
         return func(*args, **kwargs, device="cpu").to(device)
 
 
-class Operators(TorchDispatchMode):
+class Operators(TorchDispatchMode, ABC):
     """Finds the operators that read values of a device, and those that copy to it from the host's memory."""
 
     def __init__(self, device: torch.device) -> None:
@@ -168,14 +169,17 @@ class Operators(TorchDispatchMode):
         """Returns whether this is a tensor on the device."""
         return isinstance(value, Tensor) and value.device.type == self.device.type
 
+    @abstractmethod
     def read(self, func: Any, args: Any, kwargs: Any) -> Any:
-        raise NotImplementedError
+        """Returns what an operator has read of the device."""
 
+    @abstractmethod
     def send(self, func: Any, args: Any, kwargs: Any) -> Any:
-        raise NotImplementedError
+        """Returns what an operator has copied to the device from the host's memory."""
 
+    @abstractmethod
     def refuse(self, why: str) -> None:
-        raise NotImplementedError
+        """Notes, or raises, why a graph cannot have the call."""
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         return call(func, args, kwargs)

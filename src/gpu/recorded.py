@@ -224,10 +224,10 @@ def read(tensor: Tensor) -> bytes:
     if tensor.is_inference() or tensor.device.type == "cpu":  # whose changes are not counted, or may come from NumPy
         return content(tensor)
     version = tensor._version, tensor.data_ptr()
-    known = _values.get(tensor)
-    if known is None or known[0] != version:
-        known = _values[tensor] = version, content(tensor)
-    return known[1]
+    last = _values.get(tensor)
+    if last is None or last[0] != version:
+        last = _values[tensor] = version, content(tensor)
+    return last[1]
 
 
 def record(module: M, on: bool = True, leave: tuple[type[nn.Module], ...] = ()) -> M:

@@ -80,11 +80,14 @@ def errors(case: Case, dtype: torch.dtype = torch.float32) -> dict[str, tuple[fl
             both.append(results(module, x, adj))
     plain, kernels = both
     assert exact.keys() == plain.keys() == kernels.keys()
-    found = dict[str, tuple[float, float]]()
+    largest = dict[str, tuple[float, float]]()
     for name, value in exact.items():
         size = value.abs().max().clamp_min(1e-3)
-        found[name] = float((kernels[name] - value).abs().max() / size), float((plain[name] - value).abs().max() / size)
-    return found
+        largest[name] = (
+            float((kernels[name] - value).abs().max() / size),
+            float((plain[name] - value).abs().max() / size),
+        )
+    return largest
 
 
 @pytest.mark.parametrize("case", CASES)
