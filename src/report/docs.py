@@ -17,7 +17,8 @@ def write_docs(folder: Path) -> list[Path]:
     """Writes the generated files of a folder of results, and the pages of templates; returns those written.
 
     `folder`/rows.csv has a row for each of `folder`/records/*.json and for each published row of their models,
-    `folder`/beside.csv one for each side of `folder`/beside/*.json, and ratios.png all of their ratios.
+    `folder`/beside.csv one for each side of `folder`/beside/*.json, ratios.png all of their ratios, and limits.png how
+    far from the chip's limit they train.
     src/report/pages.py says which templates make which pages.
 
     Raises UserError for a folder without records, a broken record or comparison, figures that contradict each other
@@ -41,10 +42,16 @@ def write_docs(folder: Path) -> list[Path]:
     for path, text in written.items():
         write_text(path, text)
     if comparisons:
-        from src.report.ratios import ratios_picture  # which needs matplotlib
+        from src.report.limits import limits_picture, standings  # which need matplotlib
+        from src.report.ratios import ratios_picture
 
-        ratios_picture(comparisons, folder / "ratios.png")
-        return [*written, folder / "ratios.png"]
+        pictures = [folder / "ratios.png"]
+        ratios_picture(comparisons, pictures[0])
+        if cases := standings(comparisons, {file.stem: record for file, (_, record) in zip(files, runs, strict=True)}):
+            pictures.append(folder / "limits.png")
+            gpus = {gpu for comparison in comparisons for gpu in comparison.gpus}
+            limits_picture(cases, " and ".join(sorted(gpus)), pictures[1])
+        return [*written, *pictures]
     return list(written)
 
 
