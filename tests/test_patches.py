@@ -75,19 +75,21 @@ from src.patches import install
 install()
 import pytorch_lightning as pl, torch
 from lightning_fabric.wrappers import _unwrap_compiled
-from src.system.later_dynamo import is_imported, stance
+from src.models.moflow.flow import compiled_later
+from src.system.later_dynamo import eagerly, is_eager, is_imported
 net = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 assert _unwrap_compiled(net) == (net, None)
 net(torch.ones(1, 2)).sum().backward()
 optimizer.step()
 optimizer.zero_grad()
-with stance("force_eager"):
-    print(is_imported())
+with eagerly():
+    compiled_later(torch.nn.functional.relu, {})(torch.ones(1))
+    print(is_imported(), is_eager())
 compiled = torch.compile(net, backend="eager")
 assert torch.allclose(compiled(torch.ones(1, 2)), net(torch.ones(1, 2)))
 assert _unwrap_compiled(compiled)[0] is net
-with stance("force_eager"):
+with eagerly():
     print(torch._dynamo.eval_frame._stance.stance)
 compiled(torch.ones(1, 2)).sum().backward()
 optimizer.step()
@@ -98,7 +100,7 @@ print(is_imported(), torch._dynamo is sys.modules["torch._dynamo"], torch._dynam
 
 @pytest.mark.slow
 def test_dynamo_is_imported_once_something_is_compiled() -> None:
-    assert printed(DYNAMO, REPRISE_PLAIN_START="") == ["False", "force_eager", "True True torch._dynamo.config"]
+    assert printed(DYNAMO, REPRISE_PLAIN_START="") == ["False True", "force_eager", "True True torch._dynamo.config"]
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
-from src.system.later_dynamo import stance
+from src.system.later_dynamo import eagerly
 
 
 @contextmanager
@@ -18,7 +18,7 @@ def exact_products(device: torch.device) -> Iterator[None]:
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     try:
-        with torch.autocast(device.type, enabled=False), stance("force_eager"):
+        with torch.autocast(device.type, enabled=False), eagerly():
             yield
     finally:
         torch.set_float32_matmul_precision(matmul)

@@ -5,8 +5,9 @@ functions that do nothing outside of `torch.compile`. These have stand-ins here;
 """
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import wraps
 from importlib import import_module
 from threading import RLock
@@ -17,6 +18,7 @@ NAME = "torch._dynamo"
 # They take a class by `from torch._dynamo import`, for which Python looks whether that is a package.
 TAKES_CLASS = ("lightning_fabric.wrappers", "pytorch_lightning.utilities.compile")
 _lock = RLock()
+_is_eager = ContextVar("is_eager", default=False)
 
 
 def install() -> None:
@@ -83,6 +85,17 @@ def is_imported() -> bool:
     return not isinstance(sys.modules.get(NAME), LaterDynamo | None)
 
 
-def stance(name: str) -> AbstractContextManager[object]:
-    """Returns `torch.compiler.set_stance(name)`; a context that does nothing while nothing is compiled."""
-    return sys.modules["torch"].compiler.set_stance(name) if is_imported() else nullcontext()
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Runs compiled functions as they are, also those that are to be compiled at their first call (`is_eager`)."""
+    outside = _is_eager.set(True)
+    try:
+        with sys.modules["torch"].compiler.set_stance("force_eager") if is_imported() else nullcontext():
+            yield
+    finally:
+        _is_eager.reset(outside)
+
+
+def is_eager() -> bool:
+    """Returns whether this runs within `eagerly`."""
+    return _is_eager.get()

@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import cast
 
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -14,6 +15,7 @@ import tests.support.patched_start  # noqa: F401
 from src.config.complete import complete
 from src.measure.clock import Clock
 from src.models.moflow.network import MoFlow
+from src.models.moflow.task import MoFlowTask
 from src.run import build, fit, quieten
 from tests.support.tiny_moflow import make_molecules, make_network
 from tests.support.tiny_run import tiny_config
@@ -54,13 +56,15 @@ def sample_many_sizes() -> int:
 
 
 def graphs_of_a_run(home: Path) -> list[int]:
-    """Returns the graphs compiled before the final evaluation and in all; the last batch is smaller than the others."""
+    """Returns the graphs compiled for sampling, before the final evaluation, and in all; its last batch is smaller."""
     torch._dynamo.reset()
     job = build(complete(tiny_config(home, "model.task.eval_batch=16", "model.task.final_molecules=24")), Clock())
     counter, graphs = CompileCounterWithBackend("eager"), list[int]()
     network, evaluate = job.task.network, job.task.evaluate_last
     assert isinstance(network, MoFlow)
     network.compile_steps(backend=counter, dynamic=False)
+    cast(MoFlowTask, job.task).generate(4)
+    graphs.append(counter.frame_count)
     job.task.evaluate_last = lambda datamodule: (graphs.append(counter.frame_count), evaluate(datamodule))[1]
     fit(job)
     return [*graphs, counter.frame_count]

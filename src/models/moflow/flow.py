@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from src.models.moflow.actnorm import ActNorm, initialize_alike
+from src.system.later_dynamo import is_eager
 
 RECOMPILE_LIMIT = 64
 
@@ -64,6 +65,8 @@ def compiled_later(function: Callable[..., Any], options: dict[str, Any]) -> Cal
 
     def call(*arguments: Any) -> Any:
         nonlocal compiled
+        if is_eager():
+            return function(*arguments)
         if compiled is None:
             # Training, evaluation, sampling, each batch size and each swap of halves need a graph.
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILE_LIMIT)

@@ -30,7 +30,7 @@ from src.models.moflow.temperatures import Given, Temperature, temperature_of
 from src.molecules.distances import check_installed
 from src.molecules.score import Scorer
 from src.molecules.vocabulary import Vocabulary, of_elements
-from src.system.later_dynamo import stance
+from src.system.later_dynamo import eagerly
 from src.training.export import Export
 from src.training.prediction import Prediction, PredictionJob, Quality, split_in_words
 from src.training.predictor import Inference
@@ -307,8 +307,7 @@ class MoFlowTask(Task):
     @torch.no_grad()
     def generate(self, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns a batch of generated molecules, as uint8 classes on the host."""
-        # Compiling for another size, as of the last batch, would take longer than the batch.
-        with stance("default" if size == self.sample_batch else "force_eager"):
+        with eagerly():  # a compilation takes longer than all batches of an evaluation
             nodes, edges = self.network.sample(size, self.temperature)
         return nodes.cpu().numpy(), edges.cpu().numpy()
 
