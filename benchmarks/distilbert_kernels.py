@@ -15,12 +15,11 @@ from torch import Tensor
 
 from src.batches.tokens import PackedTokens, PaddedTokens
 from src.measure.replay import device_ms
-from src.models.distilbert import Sizes, fast
-from src.models.distilbert.fast.layer import Layer  # noqa: F401  # imports the kernels
+from src.models.distilbert import Sizes
+from src.models.distilbert.fast import attention, embedding
+from src.models.distilbert.fast import rows as kernels
 from src.models.distilbert.layout import Layout, Sentences, Tokens
 from src.models.distilbert.network import EPS, Block, Dropout
-
-fused: Any = fast
 
 SENTENCES, LENGTH, LONGEST, MULTIPLE = 96, 512, 66, 32
 SIZES = Sizes()
@@ -81,52 +80,52 @@ def batches(chosen: Iterable[str]) -> list[Tokens]:
 
 def rows_of(batch: Tokens, dtype: torch.dtype) -> list[Row]:
     """Returns the memory-bound kernels."""
-    rows, drop = batch.ids.numel(), fused.rows.Drop.seeded([0.1], batch.labels)[0]
+    rows, drop = batch.ids.numel(), kernels.Drop.seeded([0.1], batch.labels)[0]
     weight, bias = torch.ones(DIM, device="cuda"), torch.zeros(DIM, device="cuda")
     x, residual, grad = (torch.randn(rows, DIM, device="cuda", dtype=dtype) for _ in range(3))
     h, wide_grad = (torch.randn(rows, WIDE, device="cuda", dtype=dtype) for _ in range(2))
-    partials = fused.rows.new_partials(rows, 3 * DIM + WIDE, x)
+    partials = kernels.new_partials(rows, 3 * DIM + WIDE, x)
     of_norm, of_wide, of_qkv = partials[:, : 3 * DIM], partials[:, 3 * DIM :], x.new_zeros(768, 3 * DIM).float()
-    _, statistics = fused.rows.add_norm(x, residual, weight, bias, EPS, drop)
-    words = fused.embedding.token_ids(batch)
-    tables = [torch.randn(size, DIM, device="cuda") for size in (SIZES.vocab_size, LENGTH)]
+    _, statistics = kernels.add_norm(x, residual, weight, bias, EPS, drop)
+    words = embedding.token_ids(batch)
+    of_words, of_places = (torch.randn(size, DIM, device="cuda") for size in (SIZES.vocab_size, LENGTH))
     once, wide = x.numel() * x.itemsize, h.numel() * h.itemsize
 
     def norm(drop: Any) -> tuple[float, float]:
         return (
-            device_ms(lambda: fused.rows.add_norm(x, residual, weight, bias, EPS, drop)),
-            device_ms(lambda: fused.rows.add_norm_backward(grad, x, residual, weight, statistics, drop, of_norm)),
+            device_ms(lambda: kernels.add_norm(x, residual, weight, bias, EPS, drop)),
+            device_ms(lambda: kernels.add_norm_backward(grad, x, residual, weight, statistics, drop, of_norm)),
         )
 
     return [
-        Row("add, norm", *norm(fused.rows.Drop()), bytes=(3 * once, 4 * once)),
+        Row("add, norm", *norm(kernels.Drop()), bytes=(3 * once, 4 * once)),
         Row("dropout, add, norm", *norm(drop), bytes=(3 * once, 5 * once)),
-        Row("GELU", device_ms(lambda: fused.rows.gelu(h)),
-            device_ms(lambda: fused.rows.gelu_backward(wide_grad, h, of_wide)), bytes=(2 * wide, 3 * wide)),
-        Row("embedding", device_ms(lambda: fused.rows.embed(words, *tables, weight, bias, EPS, drop, dtype)),
-            device_ms(lambda: fused.rows.embed_backward(
-                grad, words, *tables, weight, statistics, drop, of_norm[:, : 2 * DIM])),
+        Row("GELU", device_ms(lambda: kernels.gelu(h)),
+            device_ms(lambda: kernels.gelu_backward(wide_grad, h, of_wide)), bytes=(2 * wide, 3 * wide)),
+        Row("embedding", device_ms(lambda: kernels.embed(words, of_words, of_places, weight, bias, EPS, drop, dtype)),
+            device_ms(lambda: kernels.embed_backward(
+                grad, words, of_words, of_places, weight, statistics, drop, of_norm[:, : 2 * DIM])),
             bytes=(once + rows * DIM * 4, once + 2 * rows * DIM * 4)),
-        Row("sums of partials", 0.0, device_ms(lambda: fused.rows.sum_partials(partials, of_qkv)),
+        Row("sums of partials", 0.0, device_ms(lambda: kernels.sum_partials(partials, of_qkv)),
             bytes=(0, (partials.numel() + of_qkv.numel()) * 4)),
-        Row("rows of words", device_ms(lambda: fused.rows.sum_by_id(
-            x.float(), words.ids, torch.empty_like(tables[0]), 0)), 0.0),
+        Row("rows of words", device_ms(lambda: kernels.sum_by_id(
+            x.float(), words.ids, torch.empty_like(of_words), 0)), 0.0),
     ]  # fmt: skip
 
 
 def attentions(batch: Tokens, dtype: torch.dtype) -> list[Row]:
     """Attention of all tokens, and of first tokens only."""
-    sentences, drop = Layout.of(batch).sentences, fused.rows.Drop.seeded([0.1], batch.labels)[0]
+    sentences, drop = Layout.of(batch).sentences, kernels.Drop.seeded([0.1], batch.labels)[0]
     q, k, v, out, grad = (torch.randn(batch.ids.numel(), DIM, device="cuda", dtype=dtype) for _ in range(5))
     rows = []
     for first in (False, True):
-        options = fused.attention.AttentionOptions(sentences, HEADS, drop, first)
+        options = attention.AttentionOptions(sentences, HEADS, drop, first)
         of_q, above = (q[: sentences.count], grad[: sentences.count]) if first else (q, grad)
-        _, logs = fused.attention.attend(of_q, k, v, options)
-        grads = tuple(torch.empty_like(x) for x in (of_q, k, v))
-        forward = device_ms(lambda a=of_q, b=options: fused.attention.attend(a, k, v, b))
+        _, logs = attention.attend(of_q, k, v, options)
+        grads = torch.empty_like(of_q), torch.empty_like(k), torch.empty_like(v)
+        forward = device_ms(lambda a=of_q, b=options: attention.attend(a, k, v, b))
         backward = device_ms(
-            lambda a=above, b=of_q, c=logs, d=grads, e=options: fused.attention.attend_backward(
+            lambda a=above, b=of_q, c=logs, d=grads, e=options: attention.attend_backward(
                 a, b, k, v, out[: len(b)], c, d, e)
         )  # fmt: skip
         work = 4 * DIM * pairs(sentences, first)

@@ -15,13 +15,11 @@ from torch import Tensor
 from src.batches.clicks import ClickLayout, Clicks
 from src.datamodules.clicks.synthetic import ClickDistribution, tables_of
 from src.measure.replay import device_ms
-from src.models.dlrm import fast
-from src.models.dlrm.fast.embeddings import FastEmbeddings  # noqa: F401  # imports its kernels
-from src.models.dlrm.fast.interaction import FastDot  # noqa: F401
-from src.models.dlrm.fast.mlp import FastMLP  # noqa: F401
+from src.models.dlrm.fast import interaction
+from src.models.dlrm.fast import mlp as mlps
+from src.models.dlrm.fast import tables as embeddings
 from src.models.dlrm.network import DLRM
 
-fused: Any = fast
 DIM = 128
 
 
@@ -64,21 +62,21 @@ def rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row]:
         torch.randn(len(tables), batch, DIM, device="cuda", dtype=dtype),
         torch.zeros((), device="cuda"),
     )
-    order = fused.tables.row_order(tables, clicks.ids, batch)
+    order = embeddings.row_order(tables, clicks.ids, batch)
     distinct = len(order.keys.unique())
-    rule = fused.tables.Rule(torch.zeros((), device="cuda"), overflow, torch.ones((), device="cuda"), [], 0.0)
+    rule = embeddings.Rule(torch.zeros((), device="cuda"), overflow, torch.ones((), device="cuda"), [], 0.0)
 
     def update() -> None:
-        fused.tables.apply(weights, tables, order, gradient.transpose(0, 1), rule)
+        embeddings.apply(weights, tables, order, gradient.transpose(0, 1), rule)
 
     measured = [
-        Row("look up", device_ms(lambda: fused.tables.look_up(weights, tables, clicks.ids, batch, dtype)), None,
+        Row("look up", device_ms(lambda: embeddings.look_up(weights, tables, clicks.ids, batch, dtype)), None,
             bytes=(vectors * (4 + size), 0)),
-        Row("order ids", device_ms(lambda: fused.tables.row_order(tables, clicks.ids, batch)), None),
+        Row("order ids", device_ms(lambda: embeddings.row_order(tables, clicks.ids, batch)), None),
         Row(f"update {distinct} rows", device_ms(update), None,
             bytes=(vectors * size + 8 * DIM * distinct, 0)),
     ]  # fmt: skip
-    forward, both = timed(lambda d, s: fused.interaction.dot_features(d, s, overflow), [dense, sparse])
+    forward, both = timed(lambda d, s: interaction.dot_features(d, s, overflow), [dense, sparse])
     read, features = (vectors + batch * DIM) * size, batch * network.interaction.num_features * size
     measured.append(Row("dot", forward, both - forward, bytes=(read + features, 2 * read + features)))
     x = clicks.numerical.to(dtype)
@@ -87,7 +85,7 @@ def rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row]:
             inputs = torch.randn(batch, network.interaction.num_features, device="cuda", dtype=dtype).requires_grad_()
         macs = sum(a * b for a, b in zip(mlp.widths[:-1], mlp.widths[1:], strict=True)) * batch
         unwanted = 0 if inputs.requires_grad else mlp.widths[0] * mlp.widths[1] * batch
-        forward, both = timed(lambda x, *p, mlp=mlp: fused.mlp.mlp(x, mlp.logit, *p), [inputs, *parameters(mlp)])
+        forward, both = timed(lambda x, *p, mlp=mlp: mlps.mlp(x, mlp.logit, *p), [inputs, *parameters(mlp)])
         measured.append(Row(name, forward, both - forward, flops=(2 * macs, 4 * macs - 2 * unwanted)))
     return measured
 

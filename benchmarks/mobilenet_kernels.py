@@ -15,10 +15,10 @@ from torch import Tensor
 
 from src.measure.replay import device_ms
 from src.models.mobilenet_v1 import MobileNetV1, fast
-from src.models.mobilenet_v1.fast.body import Body  # noqa: F401  # imports the kernels
+from src.models.mobilenet_v1.fast import body, depthwise, pointwise, precompile
+from src.models.mobilenet_v1.fast import norm as norms
 from src.models.mobilenet_v1.network import ConvNormReLU
 
-fused: Any = fast
 DTYPES = {"half": torch.float16, "tf32": torch.float32, "single": torch.float32}
 
 
@@ -55,10 +55,10 @@ def prepare(batches: list[int], dtype: torch.dtype) -> None:
     """Compiles all kernels, on all cores."""
     network = MobileNetV1().cuda()
     autocast = torch.autocast("cuda", dtype=dtype, enabled=dtype != torch.float32)
-    with fused.precompile.record_launches() as launches, autocast:
+    with precompile.record_launches() as launches, autocast:
         for batch in batches:
-            fused.body.features(torch.empty(batch, 3, 224, 224, device="cuda"), network.layers()).sum().backward()
-    fused.precompile.compile_all(launches)
+            body.features(torch.empty(batch, 3, 224, 224, device="cuda"), network.layers()).sum().backward()
+    precompile.compile_all(launches)
 
 
 def named(layer: ConvNormReLU, side: int) -> str:
@@ -74,28 +74,28 @@ def timed(
     conv, channels = layer.conv, layer.conv.in_channels
     z = torch.randn(batch, side, side, channels, device="cuda", dtype=dtype)
     norm = torch.rand(4, channels, device="cuda")
-    weight = fused.body.weight_matrices([layer], dtype)[0]
-    is_pointwise, stride = not fused.body.is_depthwise(layer), conv.stride[0]
+    weight = body.weight_matrices([layer], dtype)[0]
+    is_pointwise, stride = not layer.is_depthwise, conv.stride[0]
 
     def forward() -> Any:
         if is_pointwise:
-            return fused.pointwise.forward(z, norm, weight)
-        return fused.depthwise.forward(z, norm, weight, stride)
+            return pointwise.forward(z, norm, weight)
+        return depthwise.forward(z, norm, weight, stride)
 
     out, partials = forward()
     g, slopes = torch.randn_like(out), torch.rand(3, conv.out_channels, device="cuda")
 
     def backward() -> Any:
         if is_pointwise:
-            return fused.pointwise.backward(g, out, slopes, weight, z, norm)
-        return fused.depthwise.backward(g, out, slopes, weight, z, norm, stride)
+            return pointwise.backward(g, out, slopes, weight, z, norm)
+        return depthwise.backward(g, out, slopes, weight, z, norm, stride)
 
     def of_weight() -> Tensor:
-        return fused.pointwise.backward_weight(g, out, slopes, z, norm)
+        return pointwise.backward_weight(g, out, slopes, z, norm)
 
     sums = backward()[1]
-    small = device_ms(lambda: fused.norm.conclude(partials, layer.norm))
-    small += device_ms(lambda: fused.norm.conclude_backward(sums, norm))
+    small = device_ms(lambda: norms.conclude(partials, layer.norm))
+    small += device_ms(lambda: norms.conclude_backward(sums, norm))
     read, written = z.numel() * dtype.itemsize, out.numel() * dtype.itemsize
     times = device_ms(forward), device_ms(backward), device_ms(of_weight) if is_pointwise else 0.0
     moved = read + written, 2 * read + 2 * written, read + 2 * written

@@ -17,11 +17,10 @@ from torch import nn
 
 from src.gpu.triton_helpers import precision
 from src.measure.replay import device_ms
-from src.models.mobilenet_v1 import MobileNetV1, fast
-from src.models.mobilenet_v1.fast.body import Body  # noqa: F401  # imports the kernels
+from src.models.mobilenet_v1 import MobileNetV1
+from src.models.mobilenet_v1.fast import body, pointwise, precompile, tiles
 from src.models.mobilenet_v1.network import ConvNormReLU
 
-fused: Any = fast
 DTYPES = {"half": torch.float16, "tf32": torch.float32, "single": torch.float32}
 
 
@@ -45,17 +44,17 @@ def main() -> None:
     batches = [int(word) for word in words if word.isdigit()] or [64, 256]
     torch.set_float32_matmul_precision("highest" if name == "single" else "high")
     dtype = DTYPES[name]
-    tried = {group: choices(fused, group, dtype) for group in groups()}
-    with fused.precompile.record_launches() as launches:
+    tried = {group: choices(group, dtype) for group in groups()}
+    with precompile.record_launches() as launches:
         for group, options in tried.items():
             for choice in options:
                 for batch in batches:
-                    with chosen(fused, group, dtype, choice):
-                        call(fused, group, batch, dtype, "meta")()
+                    with chosen(group, dtype, choice):
+                        call(group, batch, dtype, "meta")()
     print(f"{torch.cuda.get_device_name()}, {name}, batches {batches}: {len(launches)} kernels to compile", flush=True)
-    fused.precompile.compile_all(launches)
+    precompile.compile_all(launches)
     for group, options in tried.items():
-        report(group.key(dtype), timed(fused, group, options, batches, dtype))
+        report(group.key(dtype), timed(group, options, batches, dtype))
 
 
 def groups() -> Iterator[Group]:
@@ -69,32 +68,32 @@ def groups() -> Iterator[Group]:
         side = -(-side // conv.stride[0])
 
 
-def choices(fused: Any, group: Group, dtype: torch.dtype) -> list[Any]:
+def choices(group: Group, dtype: torch.dtype) -> list[Any]:
     """Returns the present tile, then those to try."""
-    return list(dict.fromkeys(products(fused, group, dtype)))
+    return list(dict.fromkeys(products(group, dtype)))
 
 
-def products(fused: Any, group: Group, dtype: torch.dtype) -> Iterator[Any]:
+def products(group: Group, dtype: torch.dtype) -> Iterator[Any]:
     kernel, inputs, outputs, name = group.key(dtype)
-    yield fused.tiles.tile_of(kernel, fused.tiles.MANY_ROWS, inputs, outputs, name)
+    yield tiles.tile_of(kernel, tiles.MANY_ROWS, inputs, outputs, name)
     sizes = [(128, 128, 64, 8, 3), (128, 128, 64, 4, 3), (128, 128, 32, 8, 4), (64, 128, 64, 4, 4), (128, 64, 64, 4, 4),
              (64, 256, 64, 4, 3), (64, 256, 64, 8, 3), (128, 256, 64, 8, 3)]  # fmt: skip
-    rows, columns, summed = outputs, inputs, fused.tiles.MANY_ROWS
+    rows, columns, summed = outputs, inputs, tiles.MANY_ROWS
     if kernel != "weight":
-        rows = fused.tiles.MANY_ROWS
+        rows = tiles.MANY_ROWS
         columns, summed = (outputs, inputs) if kernel == "forward" else (inputs, outputs)
     for height, width, depth, warps, stages in sizes:
         deep, programs = depth if name == "half" else depth // 2, 132 * (2 if height * width >= 128 * 128 else 4)
         if height <= rows and width <= columns and deep <= summed:
-            yield fused.tiles.Tile(height, width, deep, warps, stages, programs)
+            yield tiles.Tile(height, width, deep, warps, stages, programs)
             if kernel != "weight":
-                yield fused.tiles.Tile(height, width, deep, warps, stages, 2 * programs)
+                yield tiles.Tile(height, width, deep, warps, stages, 2 * programs)
 
 
 @contextmanager
-def chosen(fused: Any, group: Group, dtype: torch.dtype, choice: Any) -> Iterator[None]:
+def chosen(group: Group, dtype: torch.dtype, choice: Any) -> Iterator[None]:
     """Puts a tile into the table, and restores the table at the end."""
-    table, key = fused.tiles.TILES, group.key(dtype)
+    table, key = tiles.TILES, group.key(dtype)
     before = dict(table)
     table[key] = choice
     try:
@@ -104,7 +103,7 @@ def chosen(fused: Any, group: Group, dtype: torch.dtype, choice: Any) -> Iterato
         table.update(before)
 
 
-def call(fused: Any, group: Group, batch: int, dtype: torch.dtype, device: str) -> Callable[[], object]:
+def call(group: Group, batch: int, dtype: torch.dtype, device: str) -> Callable[[], object]:
     """Returns the call to time, with its inputs allocated."""
     conv: nn.Conv2d = group.layer.conv
 
@@ -113,24 +112,22 @@ def call(fused: Any, group: Group, batch: int, dtype: torch.dtype, device: str) 
 
     z = numbers(batch, group.side, group.side, conv.in_channels, dtype=dtype)
     norm, slopes = numbers(4, conv.in_channels), numbers(3, conv.out_channels)
-    weight = fused.body.weight_matrices([group.layer], dtype)[0].to(device)
+    weight = body.weight_matrices([group.layer], dtype)[0].to(device)
     out, g = (numbers(batch, group.side, group.side, conv.out_channels, dtype=dtype) for _ in range(2))
     return {
-        "forward": lambda: fused.pointwise.forward(z, norm, weight),
-        "backward": lambda: fused.pointwise.backward(g, out, slopes, weight, z, norm),
-        "weight": lambda: fused.pointwise.backward_weight(g, out, slopes, z, norm),
+        "forward": lambda: pointwise.forward(z, norm, weight),
+        "backward": lambda: pointwise.backward(g, out, slopes, weight, z, norm),
+        "weight": lambda: pointwise.backward_weight(g, out, slopes, z, norm),
     }[group.kernel]
 
 
-def timed(
-    fused: Any, group: Group, options: list[Any], batches: list[int], dtype: torch.dtype
-) -> dict[Any, tuple[float, ...]]:
+def timed(group: Group, options: list[Any], batches: list[int], dtype: torch.dtype) -> dict[Any, tuple[float, ...]]:
     """Milliseconds of each configuration for each batch; infinity if it fails, such as for lack of shared memory."""
     times: dict[Any, list[float]] = {choice: [] for choice in options}
     for batch in batches:
-        run = call(fused, group, batch, dtype, "cuda")
+        run = call(group, batch, dtype, "cuda")
         for choice, so_far in times.items():
-            with chosen(fused, group, dtype, choice):
+            with chosen(group, dtype, choice):
                 try:
                     so_far.append(device_ms(run, calls=5, repeats=3))
                 except Exception as error:  # Triton raises several classes
