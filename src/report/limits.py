@@ -35,7 +35,8 @@ def standings(comparisons: Sequence[Comparison], records: Mapping[str, Record]) 
     cases = []
     for comparison in comparisons:
         best, case, rate = comparison.fastest, comparison.case, comparison.sides[0].throughput
-        record = records.get(f"{case.model}_{case.name}") or records.get(f"{case.model}_{case.name[6:]}")
+        names = case.name, case.name.removeprefix("train_")  # DistilBERT's records leave the verb out
+        record = next((records[file] for name in names if (file := f"{case.model}_{name}") in records), None)
         if case.verb != "train" or best is None or best.throughput is None or record is None or rate is None:
             continue
         if set(record.environment.get("gpus") or ()) != set(comparison.gpus):

@@ -307,7 +307,7 @@ class MoFlowTask(Task):
     @torch.no_grad()
     def generate(self, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns a batch of generated molecules, as uint8 classes on the host."""
-        with eagerly():  # a compilation takes longer than all batches of an evaluation
+        with eagerly():  # a compilation would serve a few dozen batches at most
             nodes, edges = self.network.sample(size, self.temperature)
         return nodes.cpu().numpy(), edges.cpu().numpy()
 
