@@ -45,30 +45,29 @@ def dot_backward(
 ):  # fmt: skip
     """Writes `grad_sparse` [TABLES, samples, DIM]; sets `overflow` to 1 if a gradient is not finite in its dtype.
 
+    The products' gradient is a symmetric matrix with zeros on its diagonal, times V.
     If SPREAD, table t's part begins `targets[t]` elements after `grad_sparse`, maybe on another GPU.
     """
     row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     sample = tl.program_id(0).to(tl.int64)
-    is_column = (column < DIM)[None, :]
-    v = _vectors(dense, sparse, sample, row, column, TABLES, DIM, UPCAST)
-    begin = grad + sample * FEATURES
-    i, j = row[:, None], row[None, :]
-    lower = tl.load(begin + DIM + i * (i - 1) // 2 + j, mask=(j < i) & (i <= TABLES), other=0.0)
+    begin, is_column = grad + sample * FEATURES, (column < DIM)[None, :]
+    i, j = tl.maximum(row[:, None], row[None, :]), tl.minimum(row[:, None], row[None, :])
+    symmetric = tl.load(begin + DIM + i * (i - 1) // 2 + j, mask=(j < i) & (i <= TABLES), other=0.0)
     if UPCAST:
-        lower = lower.to(tl.float32)
-    direct = tl.load(begin + column[None, :] + row[:, None] * 0, mask=(row[:, None] == 0) & is_column, other=0.0)
-    gradient = tl.dot(lower, v, direct.to(tl.float32), input_precision=PRECISION)
-    gradient = tl.dot(tl.trans(lower), v, gradient, input_precision=PRECISION)
-    is_wrong = (tl.abs(gradient) > LARGEST) | (gradient != gradient)
-    if tl.max(tl.max(is_wrong.to(tl.int32), 1), 0) > 0:
-        tl.store(overflow, 1.0)
-    gradient = gradient.to(grad_sparse.dtype.element_ty)
+        symmetric = symmetric.to(tl.float32)
     is_table = (row >= 1) & (row <= TABLES)
     if SPREAD:
         begin_of_table = tl.multiple_of(tl.load(targets + row - 1, mask=is_table, other=0), [16])
-        offset = begin_of_table[:, None] + sample * DIM + column[None, :]
+        table = begin_of_table + sample * DIM
     else:
-        offset = ((row[:, None] - 1) * samples.to(tl.int64) + sample) * DIM + column[None, :]
-    tl.store(grad_sparse + offset, gradient, mask=is_table[:, None] & is_column)
+        table = ((row - 1) * samples.to(tl.int64) + sample) * DIM
+    v = _vectors(dense, sparse, sample, row, column, TABLES, DIM, UPCAST)
+    direct = tl.load(begin + column[None, :] + row[:, None] * 0, mask=(row[:, None] == 0) & is_column, other=0.0)
+    gradient = tl.dot(symmetric, v, direct.to(tl.float32), input_precision=PRECISION)
+    is_finite = tl.abs(gradient) <= LARGEST  # false for NaN, too
+    if tl.min(tl.min(is_finite.to(tl.int32), 1), 0) == 0:
+        tl.store(overflow, 1.0)
+    gradient = gradient.to(grad_sparse.dtype.element_ty)
+    tl.store(grad_sparse + table[:, None] + column[None, :], gradient, mask=is_table[:, None] & is_column)
     offset = sample * DIM + column[None, :] + row[:, None] * 0
     tl.store(grad_dense + offset, gradient, mask=(row[:, None] == 0) & is_column)
