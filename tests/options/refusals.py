@@ -24,6 +24,13 @@ REFUSALS = (
         Refusal(f"{model}/*: +fix_hp=max_bs", "no published row", "fix_hp has the rows of three models")
         for model in ("dlrm_dcnv2", "mobilenet_v1", "se3_transformer")
     ),
+    *(
+        Refusal(f"*: datamodule.source.split={split}", "split_column", "it needs a column of the file")
+        for split in ("grouped", "by_time", "column")
+    ),
+    Refusal(
+        "se3_transformer/*: datamodule.source.split=scaffold", "too few to hold whole ones out", "800 of 1 scaffold"
+    ),
     Refusal("moflow/*: predict num_samples=null", "does not say how many molecules", "generation has no end"),
     Refusal("dlrm/*: model.task.schedule.decay_start_step=0", "lies within the warmup_steps", "warm-up comes first"),
     Refusal(
