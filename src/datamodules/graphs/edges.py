@@ -44,38 +44,61 @@ class Edges:
         return DirectedEdges(*(np.concatenate(field) for field in zip(*parts, strict=True)))
 
     def _of(self, arrays: Arrays) -> DirectedEdges:
-        """As `of`, for a chunk: enumerates all pairs of atoms, sorted by molecule, destination and source."""
+        """As `of`, for a chunk, whose pairs of atoms are numbered by molecule, destination and source."""
         sizes = arrays.num_atoms.astype(np.int64)
-        ends = np.cumsum(sizes**2)
-        molecule = np.repeat(np.arange(len(sizes)), sizes**2)
-        start, size = (ends - sizes**2)[molecule], sizes[molecule]
-        dst, src = np.divmod(np.arange(len(molecule)) - start, size)
-        of_bond = np.repeat(np.arange(len(sizes)), arrays.num_bonds)
-        orders = np.zeros(len(molecule), np.uint8)
-        for one, other in (arrays.bonds.T, arrays.bonds.T[::-1]):
-            orders[(ends - sizes**2)[of_bond] + one * sizes[of_bond] + other] = arrays.orders
-        first_atom = (np.cumsum(sizes) - sizes)[molecule]
-        chosen = (orders > 0) | self._is_edge(arrays.positions, first_atom + src, first_atom + dst)
-        kept, number = np.flatnonzero(chosen), np.cumsum(chosen) - 1
-        reversed_pair = (start + src * size + dst)[kept]
+        starts = np.cumsum(sizes**2) - sizes**2
+        pair, orders = self._chosen(arrays, sizes, starts)
+        num_edges = np.diff(np.searchsorted(pair, starts), append=len(pair))
+        molecule = np.repeat(np.arange(len(sizes)), num_edges)
+        start, size = starts[molecule], sizes[molecule]
+        dst, src = np.divmod(pair - start, size)
+        number = np.arange(len(pair))
+        # Reversed edges are the same pairs: sorted, they name the reverse of each edge.
+        reverse = _sorted(start + src * size + dst, number)[1]
         return DirectedEdges(
-            num_edges=np.bincount(molecule[kept], minlength=len(sizes)).astype(np.int32),
-            src=src[kept].astype(np.int32),
-            dst=dst[kept].astype(np.int32),
-            reverse=(number[reversed_pair] - np.arange(len(kept))).astype(np.int32),
-            orders=orders[kept],
+            num_edges=num_edges.astype(np.int32),
+            src=src.astype(np.int32),
+            dst=dst.astype(np.int32),
+            reverse=(reverse - number).astype(np.int32),
+            orders=orders.astype(np.uint8),
         )
+
+    def _chosen(
+        self, arrays: Arrays, sizes: Int[np.ndarray, " molecules"], starts: Int[np.ndarray, " molecules"]
+    ) -> tuple[Int[np.ndarray, " edges"], Int[np.ndarray, " edges"]]:
+        """Returns the numbers of the pairs of atoms that are edges, ascending, and the orders of their bonds."""
+        of_bond = np.repeat(np.arange(len(sizes)), arrays.num_bonds)
+        begin, size = starts[of_bond], sizes[of_bond]
+        one, other = arrays.bonds.T.astype(np.int64)
+        bonds, orders = _sorted(
+            np.concatenate([begin + one * size + other, begin + other * size + one]), np.tile(arrays.orders, 2)
+        )
+        if self.kind == "bonds":
+            return bonds, orders
+        molecule = np.repeat(np.arange(len(sizes)), sizes**2)
+        dst, src = np.divmod(np.arange(len(molecule)) - starts[molecule], sizes[molecule])
+        order_of = np.zeros(len(molecule), np.int64)
+        order_of[bonds] = orders
+        first_atom = (np.cumsum(sizes) - sizes)[molecule]
+        pair = np.flatnonzero((order_of > 0) | self._is_edge(arrays.positions, first_atom + src, first_atom + dst))
+        return pair, order_of[pair]
 
     def _is_edge(
         self, positions: Float[np.ndarray, "atoms 3"], src: Int[np.ndarray, " pairs"], dst: Int[np.ndarray, " pairs"]
     ) -> Bool[np.ndarray, " pairs"]:
         """Returns whether a pair of atoms is an edge even without a bond."""
-        if self.kind == "bonds":
-            return np.zeros(len(src), bool)
         if self.kind == "full":
             return src != dst
         squares = ((positions[dst] - positions[src]) ** 2).sum(1)
         return (src != dst) & (squares <= self.cutoff**2)
+
+
+def _sorted(
+    pairs: Int[np.ndarray, " edges"], values: Int[np.ndarray, " edges"] | UInt8[np.ndarray, " edges"]
+) -> tuple[Int[np.ndarray, " edges"], Int[np.ndarray, " edges"]]:
+    """Returns the pairs in ascending order, and the value of each; both below 2^31."""
+    both = np.sort(pairs << 31 | values)  # 6 times as fast as argsort
+    return both >> 31, both & (1 << 31) - 1
 
 
 def _chunks(arrays: Arrays) -> Iterator[Arrays]:
