@@ -70,7 +70,7 @@ class GraphDataModule(SplitDataModule):
         self._graphs: ResidentGraphs | None = None
 
     def prepare_data(self) -> None:
-        data = self.source(self.data_dir)
+        self.data = data = self.source(self.data_dir)
         data.target(self.task)
         splits, reading = self._usable(data)
         left_out = len(data.names) - len(splits["all"])
@@ -86,7 +86,7 @@ class GraphDataModule(SplitDataModule):
     def setup(self, stage: str) -> None:
         if self._graphs is not None:
             return
-        self.data = data = self.source(self.data_dir)
+        self.data = data = self.data or self.source(self.data_dir)
         targets = data.target(self.task)
         self.splits, reading = self._usable(data)
         if reading is not None:

@@ -43,7 +43,7 @@ class MoleculeDataModule(SplitDataModule):
         self.tensors: tuple[Tensor, Tensor] | None = None
 
     def prepare_data(self) -> None:
-        self.source(self.data_dir)
+        self.data = self.source(self.data_dir)
 
     def fingerprint(self) -> dict[str, Any]:
         data = self.data or self.source(self.data_dir)
@@ -53,7 +53,7 @@ class MoleculeDataModule(SplitDataModule):
 
     def setup(self, stage: str) -> None:
         if self.tensors is None:
-            self.data = self.source(self.data_dir)
+            self.data = self.data or self.source(self.data_dir)
             if self.data.reading is not None:
                 self.tell(self.data.reading)
             self.splits = {"train": self.data.train_index, "val": self.data.valid_index}
