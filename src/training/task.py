@@ -30,6 +30,7 @@ from src.measure.clock import Clock
 from src.measure.judged import ClassFigures
 from src.measure.roofline import Cost
 from src.system.masking import masked
+from src.training import adam
 from src.training.checkpoints import WRITTEN_BY, this_version
 from src.training.export import Export
 from src.training.prediction import Prediction, PredictionJob
@@ -151,7 +152,7 @@ class Task(pl.LightningModule):
     def accelerate(self, kernels: Kernels) -> None:
         """Puts the network's fast modules of these names in the place of plain ones. Raises UserError for others."""
         self.kernels = kernels
-        replace_submodules(self.network, self.replacements, kernels)
+        replace_submodules(self.network, {**self.replacements, adam.NAME: {}}, kernels)  # that is no module's
 
     def take_network(self, network: nn.Module) -> None:
         """Puts another network in the place of this one, with the fast modules that `accelerate` named."""
@@ -233,6 +234,8 @@ class Task(pl.LightningModule):
         optimizer = self.make_optimizer(groups, **flags)
         if flags and isinstance(optimizer, torch.optim.SGD):
             begin_momentum(optimizer)
+        if flags and (self.kernels == "auto" or adam.NAME in self.kernels):
+            adam.use_kernels(optimizer)
         return optimizer
 
     def in_evaluation(self, function: Callable[..., T], possible: bool = True) -> Graphed[T]:
