@@ -55,7 +55,13 @@ def find_by_launch() -> None:
     from triton import knobs
 
     cache, told = Path(os.environ["TRITON_CACHE_DIR"]), []
-    for model, name in [("dlrm", "number_rows"), ("se3_transformer", "contract"), ("distilbert", "add_norm")]:
+    for model, name in [
+        ("dlrm", "number_rows"),
+        ("se3_transformer", "contract"),
+        ("distilbert", "add_norm"),
+        ("moflow", "advance"),
+        ("distilbert", "update"),
+    ]:
         entry = small(model, name)
         compiled, kernel = compile_kernel(entry), named(entry["kernel"])
         assert "cubin" in compiled.asm and compiled.metadata.target.arch == 90

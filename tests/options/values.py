@@ -19,7 +19,7 @@ from src.config.ranges import Range
 from src.config.reference import _field_comments
 from src.config.settings import CONF
 from src.config.values import parameters_of, target_of
-from src.training import schedule
+from src.training import adam, schedule
 
 # Where neither type nor comment gives a value that turns an option on: numbers whose size depends on what they are of.
 SAMPLES = {
@@ -231,8 +231,9 @@ def group_options(group: str) -> list[str]:
 
 
 def kernels_of(config: DictConfig) -> list[str]:
-    """Returns the names of the model's fast modules."""
-    return list(target_of("model.task", config.model.task._target_).replacements)
+    """Returns the names of the model's fast modules, and that of its optimiser's kernels if there are any."""
+    names = list(target_of("model.task", config.model.task._target_).replacements)
+    return [*names, *([adam.NAME] if "Adam" in config.model.task.optimizer._target_ else [])]
 
 
 def schedules() -> list[str]:

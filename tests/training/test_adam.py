@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from src.gpu import triton_helpers
+from src.models.distilbert.network import DistilBert
+from src.models.distilbert.task import DistilBertTask
 from src.training import adam
 
 CLASSES = [torch.optim.Adam, torch.optim.AdamW]
@@ -125,6 +127,17 @@ def test_a_parameter_that_came_later_has_a_step_of_its_own_as_has_a_group() -> N
     assert float(results[0][len(SHAPES) + 3 * 3]) == STEPS - 2
 
 
+def test_a_group_of_one_parameter_is_updated() -> None:
+    results = []
+    for ours in (True, False):
+        parameter = weights()[2]
+        parameter.grad = torch.ones_like(parameter)
+        optimizer = made(torch.optim.Adam, [parameter], ours, lr=0.1)
+        optimizer.step()
+        results.append(state_of(optimizer, [parameter]))
+    assert_near(*results)
+
+
 @pytest.mark.parametrize("kind", CLASSES)
 def test_a_state_saved_by_one_goes_on_in_the_other(kind: type[torch.optim.Adam]) -> None:
     results = []
@@ -176,3 +189,16 @@ def test_an_optimiser_keeps_its_class_hooks_and_closure() -> None:
     other = torch.optim.SGD(parameters, lr=0.1)
     adam.use_kernels(other)
     assert "step" not in vars(other)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "is_used"),
+    [("auto", True), (["adam"], True), (["layer"], False), (["layer", "adam"], True), ("off", False)],
+)
+def test_execution_kernels_switches_it(kernels: Any, is_used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"dim": 12, "n_heads": 2, "n_layers": 1, "hidden_dim": 24, "vocab_size": 30}
+    task = DistilBertTask(lambda sizes: DistilBert(sizes), partial(torch.optim.AdamW, lr=0.1), sizes=sizes)
+    task.accelerate(kernels)
+    assert "step" not in vars(task.configure_optimizers())  # on a CPU
+    monkeypatch.setattr(task, "fast_optimizer_flags", lambda: {"fused": True})
+    assert ("step" in vars(task.configure_optimizers())) == is_used
