@@ -139,14 +139,15 @@ def update(
     table = host.to(rows[0][0].device, non_blocking=True)
     factors = torch.empty(3, table.shape[1], device=table.device)
     beta1, beta2 = map(float, group["betas"])
-    decay, is_decoupled = group["weight_decay"], group["decoupled_weight_decay"]
-    lr = group["lr"] if isinstance(group["lr"], Tensor) else None
+    # Not whole numbers, which Triton would compile other kernels for.
+    decay, eps, is_decoupled = float(group["weight_decay"]), float(group["eps"]), group["decoupled_weight_decay"]
+    lr, rate = (group["lr"], 0.0) if isinstance(group["lr"], Tensor) else (None, float(group["lr"]))
     logs = [math.log(beta) if beta else -math.inf for beta in (beta1, beta2)]
     options = {"ROWS": table.shape[1], "num_warps": WARPS}
-    launch(adam_triton.advance, (1,), table, factors, found_inf, lr, 0.0 if lr is not None else group["lr"], *logs,
+    launch(adam_triton.advance, (1,), table, factors, found_inf, lr, rate, *logs,
            decay if is_decoupled else 0.0, len(rows), **options)  # fmt: skip
     launch(adam_triton.update, (sum(blocks(row[0]) for row in rows),), table, factors, found_inf, scale,
-           beta1, 1 - beta1, beta2, 1 - beta2, 0.0 if is_decoupled else decay, group["eps"],
+           beta1, 1 - beta1, beta2, 1 - beta2, 0.0 if is_decoupled else decay, eps,
            **options, BLOCK=BLOCK)  # fmt: skip
 
 

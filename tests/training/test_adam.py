@@ -172,6 +172,17 @@ def test_what_the_kernel_does_not_have_is_torchs(option: str, updated: list[list
     torch.testing.assert_close(*results, rtol=0, atol=0)
 
 
+def test_kernels_are_given_floats_where_settings_are_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton would compile others, which no list has."""
+    arguments: list[Any] = []
+    monkeypatch.setattr(adam, "launch", lambda kernel, grid, *others, **constants: arguments.extend(others))
+    parameters = weights()
+    give_gradients(parameters, 0)
+    parameters = parameters[2:4]
+    made(torch.optim.Adam, parameters, True, lr=1, weight_decay=0, eps=0).step()
+    assert [value for value in arguments if type(value) is int] == [len(parameters)]
+
+
 def test_an_optimiser_keeps_its_class_hooks_and_closure() -> None:
     parameters = weights()
     optimizer = made(torch.optim.AdamW, parameters, True, lr=0.1)
