@@ -13,6 +13,7 @@ from src.gpu import triton_helpers
 from src.gpu.replace import replace_submodules
 from src.models.moflow import fast
 from src.models.moflow.atom import AtomFlow
+from src.models.moflow.fast.atom_flow import parts_of, weight_gradients
 
 
 class Case(NamedTuple):
@@ -100,6 +101,23 @@ def test_programs_of_several_samples_agree_too(monkeypatch: pytest.MonkeyPatch) 
     """The last program has fewer than the others."""
     monkeypatch.setattr("src.models.moflow.fast.atom_flow.PROGRAMS", 2)
     assert not {name: error for name, error in errors(Case(2, 2, 1, 1, 5, (), 3)).items() if error[0] > 1e-5}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "parts"), [(512, 256, 5), (64, 512, 10), (256, 80, 10), (32, 64, 20), (2048, 2048, 1)]
+)
+def test_the_published_weights_gradients_have_enough_tiles(outputs: int, inputs: int, parts: int) -> None:
+    """Of 38 steps and 40 nodes."""
+    assert parts_of((38, 40, 512, outputs), inputs) == parts
+
+
+@pytest.mark.parametrize("fewest", [1, 10, 1000])
+def test_weights_gradients_are_summed_over_all_parts(fewest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 1, 2 and 6 parts of six nodes, which is what 5 steps of one tile take."""
+    monkeypatch.setattr("src.models.moflow.fast.atom_flow.FEWEST_TILES", fewest)
+    of_out, inputs = torch.randn(5, 6, 3, 4), torch.randn(5, 6, 3, 7)
+    exact = torch.einsum("snbo,snbi->soi", of_out.double(), inputs.double())
+    torch.testing.assert_close(weight_gradients(of_out, inputs), exact.float())
 
 
 @pytest.mark.slow

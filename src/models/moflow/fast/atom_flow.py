@@ -33,6 +33,8 @@ from src.models.moflow.fast import atom_triton as kernels
 
 PROGRAMS = 528  # at most, of a kernel that goes through the samples: four on each multiprocessor of an H200
 HELD = 48 << 10  # bytes of the graph convolution's weights, at most, that a program holds
+TILE_OF_WEIGHT = 128, 256  # of a weight's gradient, in cuBLAS's products
+FEWEST_TILES = 660  # of all steps' products: five rounds of an H200's 132 multiprocessors; the last may be short
 BLOCK = 64  # of the graph convolution's channels: what `between_backward` holds in registers at a time
 WIDEST, WIDEST_LAST = 512, 128  # channels of the graph convolution and of the last layer, which a program holds whole
 MOST_NODES, MOST_CLASSES, MOST_KINDS = 64, 31, 4
@@ -310,11 +312,24 @@ def new_g(g: list[Tensor]) -> Tensor:
 def weight_gradients(
     of_out: Float[Tensor, "steps nodes batch outputs"], inputs: Float[Tensor, "steps nodes batch inputs"]
 ) -> Float[Tensor, "steps outputs inputs"]:
-    """Returns the gradients of a layer's weight of all steps, in float32."""
-    of_out, inputs = of_out.flatten(1, 2).transpose(1, 2), inputs.flatten(1, 2)
+    """Returns the gradients of a layer's weight of all steps, in float32: sums of products of `parts_of` the nodes."""
+    parts = parts_of(of_out.shape, inputs.shape[-1])
+    factors = [x.view(len(x) * parts, -1, x.shape[-1]) for x in (of_out, inputs)]
     if of_out.dtype == torch.float32 or not of_out.is_cuda:
-        return torch.bmm(of_out.float(), inputs.float())
-    return torch.bmm(of_out, inputs, out_dtype=torch.float32)
+        out = torch.bmm(factors[0].float().transpose(1, 2), factors[1].float())
+    else:
+        out = torch.bmm(factors[0].transpose(1, 2), factors[1], out_dtype=torch.float32)
+    return out.unflatten(0, (-1, parts)).sum(1) if parts > 1 else out
+
+
+def parts_of(shape: Sequence[int], inputs: int) -> int:
+    """Returns how many parts the nodes are divided into, so that a product's tiles occupy all multiprocessors.
+
+    The least number that divides the nodes and makes FEWEST_TILES tiles, or all nodes.
+    """
+    steps, nodes, _, outputs = shape
+    tiles = steps * -(-outputs // TILE_OF_WEIGHT[0]) * -(-inputs // TILE_OF_WEIGHT[1])
+    return next((parts for parts in range(1, nodes) if nodes % parts == 0 and tiles * parts >= FEWEST_TILES), nodes)
 
 
 def of_convolution(sizes: Sizes, gradient: Float[Tensor, "steps channels columns"]) -> list[Tensor]:
