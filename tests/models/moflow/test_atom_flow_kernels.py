@@ -13,7 +13,7 @@ from src.gpu import triton_helpers
 from src.gpu.replace import replace_submodules
 from src.models.moflow import fast
 from src.models.moflow.atom import AtomFlow
-from src.models.moflow.fast.atom_flow import parts_of, weight_gradients
+from src.models.moflow.fast.atom_weights import TILE_OF_WEIGHT, narrow_gradients, parts_of, weight_gradients
 
 
 class Case(NamedTuple):
@@ -97,6 +97,12 @@ def test_kernels_agree_with_the_plain_flow_in_float64(case: Case) -> None:
     assert not {name: error for name, error in errors(case).items() if error[0] > 1e-5}
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_so_do_they_where_all_inputs_of_layers_are_stored(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("src.models.moflow.fast.atom_weights.NARROW", 0)
+    assert not {name: error for name, error in errors(case).items() if error[0] > 1e-5}
+
+
 def test_programs_of_several_samples_agree_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last program has fewer than the others."""
     monkeypatch.setattr("src.models.moflow.fast.atom_flow.PROGRAMS", 2)
@@ -108,16 +114,37 @@ def test_programs_of_several_samples_agree_too(monkeypatch: pytest.MonkeyPatch) 
 )
 def test_the_published_weights_gradients_have_enough_tiles(outputs: int, inputs: int, parts: int) -> None:
     """Of 38 steps and 40 nodes."""
-    assert parts_of((38, 40, 512, outputs), inputs) == parts
+    assert parts_of((38, 40, 512, outputs), inputs, TILE_OF_WEIGHT) == parts
 
 
 @pytest.mark.parametrize("fewest", [1, 10, 1000])
 def test_weights_gradients_are_summed_over_all_parts(fewest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In 1, 2 and 6 parts of six nodes, which is what 5 steps of one tile take."""
-    monkeypatch.setattr("src.models.moflow.fast.atom_flow.FEWEST_TILES", fewest)
+    monkeypatch.setattr("src.models.moflow.fast.atom_weights.FEWEST_TILES", fewest)
     of_out, inputs = torch.randn(5, 6, 3, 4), torch.randn(5, 6, 3, 7)
     exact = torch.einsum("snbo,snbi->soi", of_out.double(), inputs.double())
     torch.testing.assert_close(weight_gradients(of_out, inputs), exact.float())
+
+
+@pytest.mark.parametrize(("fewest", "batch", "dtype"), [(1, 17, torch.float16), (10, 3, torch.float32)])
+def test_a_narrow_layers_gradients_are_of_all_its_rows(
+    fewest: int, batch: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of weight and bias, by programs of several and of one block of rows, several nodes, and a part of the inputs."""
+    for name, value in (("FEWEST_TILES", fewest), ("COLUMNS", 16), ("DEPTH", 16)):
+        monkeypatch.setattr(f"src.models.moflow.fast.atom_weights.{name}", value)
+    of_out, z, norms = (
+        torch.randn(2, 4, batch, 5).to(dtype),
+        torch.randn(2, 4, batch, 18).to(dtype),
+        torch.randn(2, 4, 4),
+    )
+    scale, shift = norms[:, 2:].double().unbind(1)
+    inputs = F.relu(z.double() * scale[:, :, None, None] + shift[:, :, None, None])
+    of_weight, of_bias = narrow_gradients(of_out, z, norms)
+    error = 1e-2 if dtype == torch.float16 else 1e-5
+    exact = torch.einsum("snbo,snbi->soi", of_out.double(), inputs)
+    torch.testing.assert_close(of_weight, exact.float(), rtol=error, atol=error)
+    torch.testing.assert_close(of_bias, of_out.double().sum((1, 2)).float(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow

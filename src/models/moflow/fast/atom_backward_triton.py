@@ -2,7 +2,7 @@
 """The atom flow backward; layouts as in `atom_triton`.
 
 g is the gradient of a BatchNorm's output. Who loads it computes the gradient of z from it. That and the layers' inputs,
-relu(BatchNorm(z)), are stored once for the weights' gradients.
+relu(BatchNorm(z)), are stored once for the weights' gradients; the inputs only where `atom_weights` reads them.
 """
 
 import triton
@@ -43,16 +43,17 @@ def between_backward(
     grad, of_log_det, g, z_conv, partials, norm_conv, norm_gradients, adj, convolution, scaling, x_out, of_actnorm,
     of_z_conv, x, z, norm, matrix, linear_bias, of_outputs, layer_input, g_out, out_partials, grad_out,
     batch, samples, programs, row, next_row,
-    COUPLES: tl.constexpr, CONVOLVES: tl.constexpr, NODES: tl.constexpr, CLASSES: tl.constexpr, KINDS: tl.constexpr,
-    CHANNELS: tl.constexpr, WIDTH: tl.constexpr, PADDED_NODES: tl.constexpr, PADDED_CLASSES: tl.constexpr,
-    PADDED_CHANNELS: tl.constexpr, PADDED_WIDTH: tl.constexpr, HOLDS: tl.constexpr, PARTIALS: tl.constexpr,
-    BLOCK: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr, SETTLE: tl.constexpr,
+    COUPLES: tl.constexpr, CONVOLVES: tl.constexpr, STORES: tl.constexpr, NODES: tl.constexpr, CLASSES: tl.constexpr,
+    KINDS: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, PADDED_NODES: tl.constexpr,
+    PADDED_CLASSES: tl.constexpr, PADDED_CHANNELS: tl.constexpr, PADDED_WIDTH: tl.constexpr, HOLDS: tl.constexpr,
+    PARTIALS: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr, SETTLE: tl.constexpr,
 ):  # fmt: skip
     """The gradients of `between`. `grad` is that of its latent, as far as it does not go through the convolution.
 
     Writes the gradients of the convolution's output to `of_z_conv`, of the last layer's output to `of_outputs`
     [node, batch, 2 PADDED_CLASSES], of the last BatchNorm's output to `g_out`, and of the latent that the coupling
-    got, as far as it does not go through the layers, to `grad_out`; the last layer's input to `layer_input`.
+    got, as far as it does not go through the layers, to `grad_out`; the last layer's input to `layer_input`, if it
+    STORES that.
     `of_actnorm` [programs, 2, NODES] are sums of the gradient of ActNorm's output, times that output and alone.
     """
     program = tl.program_id(0)
@@ -125,7 +126,8 @@ def between_backward(
             apart = before - mean[:, None]
             before = before * scale[:, None] + shift[:, None]
             hidden = relu(before).to(z.dtype.element_ty)
-            store_hidden(layer_input, hidden, node, sample, batch, is_node, 0, WIDTH, PADDED_WIDTH)
+            if STORES:
+                store_hidden(layer_input, hidden, node, sample, batch, is_node, 0, WIDTH, PADDED_WIDTH)
             logits = last_layer(hidden, logit_weights, logit_biases, PRECISION, UPCAST)
             shifts = last_layer(hidden, shift_weights, shift_biases, PRECISION, UPCAST)
             share, is_row = sigmoid(logits), (node == row)[:, None]
@@ -161,9 +163,13 @@ def layer_backward(
     g, out, partials, norm_out, norm_gradients, matrix, z, norm, of_out, layer_input, g_in, in_partials,
     batch, nodes, programs,
     INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
-    PARTIALS: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr, SETTLE: tl.constexpr,
+    STORES: tl.constexpr, PARTIALS: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    SETTLE: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of `layer`: of its output `out` to `of_out`, and of BatchNorm(z) to `g_in`; `layer_input` again."""
+    """The gradients of `layer`: of its output `out` to `of_out`, and of BatchNorm(z) to `g_in`.
+
+    The layer's input again to `layer_input`, if the kernel STORES it.
+    """
     across: tl.constexpr = (INPUTS + COLUMNS - 1) // COLUMNS
     down = tl.cdiv(batch, ROWS)
     tile, node = tl.program_id(0) % (across * down), tl.program_id(0) // (across * down)
@@ -189,7 +195,8 @@ def layer_backward(
     offset = (node * batch + row)[:, None] * INPUTS + column[None, :]
     before = tl.load(z + offset, mask=mask, other=0.0).to(tl.float32)
     after = before * scale + shift
-    tl.store(layer_input + offset, relu(after).to(layer_input.dtype.element_ty), mask=mask)
+    if STORES:
+        tl.store(layer_input + offset, relu(after).to(layer_input.dtype.element_ty), mask=mask)
     gradient = tl.where((after <= 0) | (mask == 0), 0.0, total).to(g_in.dtype.element_ty)
     tl.store(g_in + offset, gradient, mask=mask)
     gradient = gradient.to(tl.float32)

@@ -22,7 +22,6 @@ from src.gpu.triton_helpers import (
     can_take_all,
     launch,
     power_of_2,
-    precision,
     reads_registers,
     working_dtype,
 )
@@ -30,11 +29,11 @@ from src.models.moflow.actnorm import BATCH_NORM_EPS, BATCH_NORM_MOMENTUM, Batch
 from src.models.moflow.atom import AtomFlow, AtomStep
 from src.models.moflow.fast import atom_backward_triton as backward_kernels
 from src.models.moflow.fast import atom_triton as kernels
+from src.models.moflow.fast import atom_weights
+from src.models.moflow.fast.atom_weights import narrow_gradients, padded, products, weight_gradients
 
 PROGRAMS = 528  # at most, of a kernel that goes through the samples: four on each multiprocessor of an H200
 HELD = 48 << 10  # bytes of the graph convolution's weights, at most, that a program holds
-TILE_OF_WEIGHT = 128, 256  # of a weight's gradient, in cuBLAS's products
-FEWEST_TILES = 660  # of all steps' products: five rounds of an H200's 132 multiprocessors; the last may be short
 BLOCK = 64  # of the graph convolution's channels: what `between_backward` holds in registers at a time
 WIDEST, WIDEST_LAST = 512, 128  # channels of the graph convolution and of the last layer, which a program holds whole
 MOST_NODES, MOST_CLASSES, MOST_KINDS = 64, 31, 4
@@ -130,17 +129,6 @@ class Tile(NamedTuple):
     def constants(self, z: Tensor, inputs: int, outputs: int) -> dict[str, Any]:
         return {"INPUTS": inputs, "OUTPUTS": outputs, "ROWS": self.rows, "COLUMNS": self.columns, "DEPTH": self.depth,
                 **products(z), "num_warps": 4, "num_stages": self.stages}  # fmt: skip
-
-
-def padded(size: int) -> int:
-    """Returns the next power of 2 that tensor cores take."""
-    return max(16, power_of_2(size))
-
-
-def products(z: Tensor) -> dict[str, Any]:
-    """Returns the constants of products of this tensor."""
-    upcast = z.dtype == torch.bfloat16 and not z.is_cuda  # Triton's interpreter multiplies bfloat16 incorrectly
-    return {"PRECISION": precision(z.dtype), "UPCAST": upcast, "SETTLE": reads_registers(z)}
 
 
 def tile_of(sizes: Sizes, inputs: int, outputs: int, dtype: torch.dtype) -> Tile:
@@ -251,7 +239,9 @@ class Flow(torch.autograd.Function):
         hidden, weights = rest[:layers], rest[layers:]
         new, zeros = adj.new_empty, latents.new_empty
         grad, of_log_det = grads[0].contiguous(), grads[1].contiguous()
-        of_hidden, inputs = ([torch.empty_like(z) for z in hidden] for _ in range(2))
+        of_hidden = [torch.empty_like(z) for z in hidden]
+        stores = [outputs > atom_weights.NARROW for outputs in (*widths[1:], wide)]  # whether a layer's input is stored
+        inputs = [torch.empty_like(z) if is_stored else z for z, is_stored in zip(hidden, stores, strict=True)]
         of_outputs = new(count, nodes, batch, wide)
         g = [torch.empty_like(z[0]) for z in hidden]  # of each BatchNorm's output; each step overwrites the last one's
         of_norms, of_actnorms = zeros(count, layers, 2, nodes), zeros(count, sizes.programs, 2, nodes)
@@ -270,7 +260,8 @@ class Flow(torch.autograd.Function):
                 latents[last], hidden[-1][last], norms[last, -1], weights[-1][last], steps[last].linears[-1].bias,
                 of_outputs[last], inputs[-1][last], g[-1] if layers > 1 or not convolves else new_g(g), new_partials,
                 out, batch, sizes.samples, programs, last % nodes, after % nodes,
-                COUPLES=couples, CONVOLVES=convolves, PARTIALS=padded(programs) if convolves else 16,
+                COUPLES=couples, CONVOLVES=convolves, STORES=stores[-1],
+                PARTIALS=padded(programs) if convolves else 16,
                 BLOCK=min(BLOCK if sizes.holds(adj) else WIDEST, padded(widths[0])), **constants,
             )  # fmt: skip
             grad, partials, programs = out, new_partials, sizes.programs
@@ -282,7 +273,7 @@ class Flow(torch.autograd.Function):
                     g[layer + 1], hidden[layer + 1][number], partials, norms[number, layer + 1],
                     of_norms[number, layer + 1], weights[layer][number], hidden[layer][number], norms[number, layer],
                     of_hidden[layer + 1][number], inputs[layer][number], g[layer], new_partials, batch, nodes, programs,
-                    PARTIALS=padded(programs), **tile.constants(adj, *widths[layer : layer + 2]),
+                    STORES=stores[layer], PARTIALS=padded(programs), **tile.constants(adj, *widths[layer : layer + 2]),
                 )  # fmt: skip
                 partials, programs = new_partials, of_node
         of_actnorm = of_actnorms.sum(1)
@@ -293,7 +284,10 @@ class Flow(torch.autograd.Function):
             gradients += [of_norms[:, layer, part].contiguous() for part in range(2)]
         for layer in range(layers):
             of_out = of_outputs if layer + 1 == layers else of_hidden[layer + 1]
-            of_weight, of_bias = weight_gradients(of_out, inputs[layer]), of_out.sum((1, 2), dtype=torch.float32)
+            if stores[layer]:
+                of_weight, of_bias = weight_gradients(of_out, inputs[layer]), of_out.sum((1, 2), dtype=torch.float32)
+            else:
+                of_weight, of_bias = narrow_gradients(of_out, hidden[layer], norms[:, layer])
             if layer + 1 == layers:
                 of_weight, of_bias = (
                     torch.cat([of[:, begin : begin + classes] for begin in (0, sizes.padded_classes)], 1)
@@ -307,29 +301,6 @@ def new_g(g: list[Tensor]) -> Tensor:
     """Returns other memory for the gradient where the only layer's is still read."""
     g.append(torch.empty_like(g.pop()))
     return g[-1]
-
-
-def weight_gradients(
-    of_out: Float[Tensor, "steps nodes batch outputs"], inputs: Float[Tensor, "steps nodes batch inputs"]
-) -> Float[Tensor, "steps outputs inputs"]:
-    """Returns the gradients of a layer's weight of all steps, in float32: sums of products of `parts_of` the nodes."""
-    parts = parts_of(of_out.shape, inputs.shape[-1])
-    factors = [x.view(len(x) * parts, -1, x.shape[-1]) for x in (of_out, inputs)]
-    if of_out.dtype == torch.float32 or not of_out.is_cuda:
-        out = torch.bmm(factors[0].float().transpose(1, 2), factors[1].float())
-    else:
-        out = torch.bmm(factors[0].transpose(1, 2), factors[1], out_dtype=torch.float32)
-    return out.unflatten(0, (-1, parts)).sum(1) if parts > 1 else out
-
-
-def parts_of(shape: Sequence[int], inputs: int) -> int:
-    """Returns how many parts the nodes are divided into, so that a product's tiles occupy all multiprocessors.
-
-    The least number that divides the nodes and makes FEWEST_TILES tiles, or all nodes.
-    """
-    steps, nodes, _, outputs = shape
-    tiles = steps * -(-outputs // TILE_OF_WEIGHT[0]) * -(-inputs // TILE_OF_WEIGHT[1])
-    return next((parts for parts in range(1, nodes) if nodes % parts == 0 and tiles * parts >= FEWEST_TILES), nodes)
 
 
 def of_convolution(sizes: Sizes, gradient: Float[Tensor, "steps channels columns"]) -> list[Tensor]:
