@@ -31,6 +31,7 @@ from src.models.moflow.fast import atom_backward_triton as backward_kernels
 from src.models.moflow.fast import atom_triton as kernels
 from src.models.moflow.fast import atom_weights
 from src.models.moflow.fast.atom_weights import narrow_gradients, padded, products, weight_gradients
+from src.models.moflow.fast.column_sums import column_sums
 
 PROGRAMS = 528  # at most, of a kernel that goes through the samples: four on each multiprocessor of an H200
 HELD = 48 << 10  # bytes of the graph convolution's weights, at most, that a program holds
@@ -285,7 +286,8 @@ class Flow(torch.autograd.Function):
         for layer in range(layers):
             of_out = of_outputs if layer + 1 == layers else of_hidden[layer + 1]
             if stores[layer]:
-                of_weight, of_bias = weight_gradients(of_out, inputs[layer]), of_out.sum((1, 2), dtype=torch.float32)
+                of_weight = weight_gradients(of_out, inputs[layer])
+                of_bias = column_sums(of_out.flatten(1, 2)).sum(1)
             else:
                 of_weight, of_bias = narrow_gradients(of_out, hidden[layer], norms[:, layer])
             if layer + 1 == layers:

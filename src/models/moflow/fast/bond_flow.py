@@ -18,6 +18,7 @@ from src.models.moflow.actnorm import BATCH_NORM_EPS, BATCH_NORM_MOMENTUM, Batch
 from src.models.moflow.bond import BondFlow, BondStep, squeeze, unsqueeze
 from src.models.moflow.fast import bond_triton as kernels
 from src.models.moflow.fast import conv_triton
+from src.models.moflow.fast.column_sums import column_sums
 from src.models.moflow.fast.conv import FOLD, folded
 
 POSITIONS = 4  # of a map: its 3x3 convolutions are dense products then
@@ -131,7 +132,7 @@ class Step(torch.autograd.Function):
             grad, grads[1].contiguous(), z, outputs[-1], loc, scaling, of_output, positions,
             OTHER=half * (not step.swap), **constants(half),
         )  # fmt: skip
-        of_bias = of_output.sum(0, dtype=torch.float32).view(positions, -1).sum(0)
+        of_bias = column_sums(of_output[None]).view(-1, channels).sum(0)
         of_convs, of_norms = list[Tensor](), list[Tensor]()
         for number in reversed(range(count)):
             of_matrix = of_output.t() @ inputs[number]
