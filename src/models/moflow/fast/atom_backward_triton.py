@@ -70,7 +70,8 @@ def between_backward(
                                                 PADDED_WIDTH)  # fmt: skip
     products, sums = tl.zeros([PADDED_NODES], tl.float32), tl.zeros([PADDED_NODES], tl.float32)
     g_products, g_sums = tl.zeros([PADDED_NODES], tl.float32), tl.zeros([PADDED_NODES], tl.float32)
-    for index in range(samples):
+    # Addresses that are the same for all samples would be kept in registers from before the loop, more than there are.
+    for index in tl.range(samples, disable_licm=True):
         sample = program * samples + index
         is_node = (node < NODES) & (sample < batch)
         is_latent = is_node[:, None] & (column < CLASSES)[None, :]

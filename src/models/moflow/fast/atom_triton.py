@@ -110,7 +110,8 @@ def between(
             relations += (load_relation(convolution, relation, CHANNELS, PADDED_CLASSES, PADDED_CHANNELS),)
     mean, squares = tl.zeros([PADDED_NODES], tl.float32), tl.zeros([PADDED_NODES], tl.float32)
     count = 0
-    for index in range(samples):
+    # Addresses that are the same for all samples would be kept in registers from before the loop, more than there are.
+    for index in tl.range(samples, disable_licm=True):
         sample = program * samples + index
         is_node = (node < NODES) & (sample < batch)
         is_latent = is_node[:, None] & (column < CLASSES)[None, :]
