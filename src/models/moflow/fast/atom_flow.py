@@ -33,7 +33,7 @@ from src.models.moflow.fast import atom_weights
 from src.models.moflow.fast.atom_weights import narrow_gradients, padded, products, weight_gradients
 from src.models.moflow.fast.column_sums import column_sums
 
-PROGRAMS = 528  # at most, of a kernel that goes through the samples: four on each multiprocessor of an H200
+PROGRAMS = 264  # at most, of a kernel that goes through the samples: two for each multiprocessor of an H200, as it runs
 HELD = 48 << 10  # bytes of the graph convolution's weights, at most, that a program holds
 BLOCK = 64  # of the graph convolution's channels: what `between_backward` holds in registers at a time
 WIDEST, WIDEST_LAST = 512, 128  # channels of the graph convolution and of the last layer, which a program holds whole
