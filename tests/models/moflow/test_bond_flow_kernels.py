@@ -1,5 +1,6 @@
 """The bond flow's kernels in Triton's interpreter against the plain flow in float64; test_moflow_gpu.py has a GPU."""
 
+from contextlib import nullcontext
 from copy import deepcopy
 
 import pytest
@@ -9,6 +10,7 @@ from torch import Tensor
 from src.gpu import triton_helpers
 from src.gpu.replace import replace_submodules
 from src.models.moflow import fast
+from src.models.moflow.actnorm import BatchNorm, kept_statistics
 from src.models.moflow.bond import BondFlow
 
 
@@ -17,31 +19,40 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_helpers, "devices", {"cuda", "cpu"})
 
 
-def results(flow: BondFlow, adj: Tensor) -> dict[str, Tensor]:
-    """Returns outputs, running statistics and the gradients of a fixed direction."""
+def direction(like: Tensor) -> Tensor:
+    return torch.arange(1, like.numel() + 1).view_as(like).sin().to(like)
+
+
+def results(flow: BondFlow, adj: Tensor, keeps: bool = False) -> dict[str, Tensor]:
+    """Returns outputs, running statistics and the gradients of a fixed direction, also of statistics that it keeps."""
     adj = adj.clone().requires_grad_()
-    z, log_det = flow(adj)
-    direction = torch.arange(z.numel()).view_as(z).sin().to(z.dtype)
-    ((z * direction).sum() + (log_det * torch.arange(1, len(adj) + 1).cos()).sum()).backward()
+    with kept_statistics(flow) if keeps else nullcontext():
+        z, log_det = flow(adj)
+        norms = [module for module in flow.modules() if isinstance(module, BatchNorm)]
+        kept = [tensor for norm in norms for tensor in (norm.kept_mean, norm.kept_var) if tensor is not None]
+    assert len(kept) == 2 * len(norms) * keeps
+    torch.stack([(tensor * direction(tensor)).sum() for tensor in (z, log_det, *kept)]).sum().backward()
     values = {"z": z, "log_det": log_det, "gradient of adj": adj.grad}
     values |= {f"gradient of {name}": parameter.grad for name, parameter in flow.named_parameters()}
     values |= {name: value for name, value in flow.named_buffers() if "running" in name}
+    values |= {f"kept {number}": tensor for number, tensor in enumerate(kept)}
     return {name: value.detach() for name, value in values.items() if value is not None}
 
 
 @pytest.mark.parametrize(
-    ("kinds", "hidden", "steps", "batch", "far"),
+    ("kinds", "hidden", "steps", "batch", "far", "keeps"),
     [
-        (1, (6,), 2, 3, 0.0),
-        (1, (), 1, 3, 0.0),
-        pytest.param(1, (6,), 1, 3, 3000.0, marks=pytest.mark.slow),
-        pytest.param(3, (11, 5), 2, 150, 0.0, marks=pytest.mark.slow),
+        (1, (6,), 2, 3, 0.0, False),
+        (1, (6,), 2, 3, 0.0, True),
+        (1, (), 1, 3, 0.0, False),
+        pytest.param(1, (6,), 1, 3, 3000.0, False, marks=pytest.mark.slow),
+        pytest.param(3, (11, 5), 2, 150, 0.0, True, marks=pytest.mark.slow),
     ],
 )
 def test_kernels_agree_with_the_plain_flow_in_float64(
-    kinds: int, hidden: tuple[int, ...], steps: int, batch: int, far: float
+    kinds: int, hidden: tuple[int, ...], steps: int, batch: int, far: float, keeps: bool
 ) -> None:
-    """Latents, log-determinants, all gradients, and running statistics; with means that are `far` from 0, too."""
+    """Latents, log-determinants, all gradients, running and kept statistics; with means that are `far` from 0, too."""
     torch.manual_seed(0)
     flow = BondFlow(4, kinds, 2, hidden, steps, 2)
     with torch.no_grad():
@@ -50,13 +61,13 @@ def test_kernels_agree_with_the_plain_flow_in_float64(
         for step in flow.steps:
             step.get_submodule("coupling.convs.0").bias.add_(far)  # type: ignore[union-attr]
     adj = torch.randn(batch, kinds, 4, 4)
-    exact = results(deepcopy(flow).double(), adj.double())
+    exact = results(deepcopy(flow).double(), adj.double(), keeps)
     assert replace_submodules(flow, fast.REPLACEMENTS, ["bond_flow"]) == ["bond_flow"]
-    values = results(flow, adj)
+    values = results(flow, adj, keeps)
     assert values.keys() == exact.keys()
     largest = max(float(value.abs().max()) for name, value in exact.items() if "weight" in name)
     for name, value in values.items():
         # A bias that BatchNorm subtracts again has no gradient: what is there is rounding.
-        is_void = hidden and "convs" in name and "bias" in name and f"convs.{len(hidden)}" not in name
+        is_void = hidden and not keeps and "convs" in name and "bias" in name and f"convs.{len(hidden)}" not in name
         size = largest if is_void else max(float(exact[name].abs().max()), 1e-3)
         assert float((value - exact[name]).abs().max()) < (2e-3 if far else 1e-5) * size, name

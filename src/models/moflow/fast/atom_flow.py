@@ -187,7 +187,7 @@ class Flow(torch.autograd.Function):
         latents = x.new_empty(count + 1, *x.shape)  # behind each step's ActNorm, and the last step's output
         summed = new(count, nodes, batch, 1 + sizes.kinds, sizes.padded_classes)
         hidden = [new(count, nodes, batch, width) for width in sizes.widths]
-        norms = x.new_empty(count, layers, 4, nodes)
+        norms = x.new_empty(count, layers, 6, nodes)
         log_det = x.new_zeros(batch)
         partials, programs = x.new_empty(nodes, 3, sizes.programs), sizes.programs
         constants = sizes.of_latents(adj) | {"EPS": BATCH_NORM_EPS, "MOMENTUM": BATCH_NORM_MOMENTUM}

@@ -57,7 +57,7 @@ def parts_of(shape: Sequence[int], inputs: int, tile: tuple[int, int]) -> int:
 def narrow_gradients(
     of_out: Float[Tensor, "steps nodes batch outputs"],
     z: Float[Tensor, "steps nodes batch inputs"],
-    norms: Float[Tensor, "steps 4 nodes"],
+    norms: Float[Tensor, "steps numbers nodes"],
 ) -> tuple[Float[Tensor, "steps outputs inputs"], Float[Tensor, "steps outputs"]]:
     """Returns the gradients of weight and bias of a layer of relu(BatchNorm(z)), of all steps, in float32."""
     (steps, nodes, batch, outputs), inputs = of_out.shape, z.shape[-1]

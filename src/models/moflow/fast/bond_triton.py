@@ -69,7 +69,7 @@ def norm_relu(
     values, partials, weight, bias, running_mean, running_var, norm, out, rows, rows_each, channels,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTIALS: tl.constexpr, EPS: tl.constexpr, MOMENTUM: tl.constexpr,
 ):  # fmt: skip
-    """Writes relu(BatchNorm(values)) and `norm` [4, channels]; updates the running statistics."""
+    """Writes relu(BatchNorm(values)) and `norm` [6, channels]; updates the running statistics."""
     program, programs, channel, first = part(rows_each, channels, COLUMNS)
     scale, shift = conclude(partials, weight, bias, running_mean, running_var, norm, channel, channels, programs,
                             program == 0, PARTIALS, EPS, MOMENTUM, 1)  # fmt: skip

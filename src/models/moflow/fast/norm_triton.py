@@ -1,9 +1,10 @@
 # type: ignore  (the type checker reads Triton as Python)
 """BatchNorm with partial sums: a kernel writes those of its programs, and who reads the values next adds them first.
 
-The atom flow's BatchNorm channels are nodes. `norm` [4, nodes] are mean, 1 / deviation, scale and shift: the output is
-scale z + shift. `partials` [nodes, 3, programs] are mean, squared deviations and number of the values of each program
-that stored z; backward [nodes, 2, programs] sums of g, the gradient of the output, and of g (z - mean).
+The atom flow's BatchNorm channels are nodes. `norm` [6, nodes] are mean, 1 / deviation, scale and shift: the output is
+scale z + shift. Behind them are the gradients of mean and variance where more than this output depends on them, as on
+kept statistics; else 0. `partials` [nodes, 3, programs] are mean, squared deviations and number of the values of each
+program that stored z; backward [nodes, 2, programs] sums of g, the gradient of the output, and of g (z - mean).
 """
 
 import triton
@@ -61,6 +62,8 @@ def conclude(
     store_vector(norm, 1, node, inverse, nodes, is_first)
     store_vector(norm, 2, node, scale, nodes, is_first)
     store_vector(norm, 3, node, shift, nodes, is_first)
+    store_vector(norm, 4, node, 0.0 * count, nodes, is_first)
+    store_vector(norm, 5, node, 0.0 * count, nodes, is_first)
     old = load_vector(running_mean, 0, node, nodes)
     store_vector(running_mean, 0, node, old + MOMENTUM * (mean - old), nodes, is_first)
     old = load_vector(running_var, 0, node, nodes)
@@ -88,4 +91,5 @@ def conclude_backward(
     store_vector(gradients, 0, node, of_weight, nodes, is_first)
     store_vector(gradients, 1, node, of_bias, nodes, is_first)
     p, share = load_vector(norm, 2, node, nodes), 1.0 / count
-    return mean, p, -p * inverse * of_weight * share, -p * of_bias * share
+    q = 2 * load_vector(norm, 5, node, nodes) - p * inverse * of_weight
+    return mean, p, q * share, (load_vector(norm, 4, node, nodes) - p * of_bias) * share
