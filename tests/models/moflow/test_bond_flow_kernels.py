@@ -10,8 +10,9 @@ from torch import Tensor
 from src.gpu import triton_helpers
 from src.gpu.replace import replace_submodules
 from src.models.moflow import fast
-from src.models.moflow.actnorm import BatchNorm, kept_statistics
+from src.models.moflow.actnorm import BatchNorm, kept_statistics, reused_statistics
 from src.models.moflow.bond import BondFlow
+from src.models.moflow.flow import Limit
 
 
 @pytest.fixture(autouse=True)
@@ -71,3 +72,47 @@ def test_kernels_agree_with_the_plain_flow_in_float64(
         is_void = hidden and not keeps and "convs" in name and "bias" in name and f"convs.{len(hidden)}" not in name
         size = largest if is_void else max(float(exact[name].abs().max()), 1e-3)
         assert float((value - exact[name]).abs().max()) < (2e-3 if far else 1e-5) * size, name
+
+
+@pytest.mark.parametrize(
+    ("kinds", "hidden", "steps", "batch", "limits"),
+    [
+        (1, (6,), 2, 3, True),
+        (1, (6,), 1, 3, False),
+        pytest.param(3, (11, 5), 2, 70, True, marks=pytest.mark.slow),
+    ],
+)
+def test_kernels_run_the_flow_backwards_with_kept_statistics(
+    kinds: int, hidden: tuple[int, ...], steps: int, batch: int, limits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Latents within the limit, how far they went beyond, and gradients of all: of the batch through the statistics."""
+    monkeypatch.setattr(Limit, "FREE", 0.8)
+    monkeypatch.setattr(Limit, "BOUND", 1.5)
+    torch.manual_seed(0)
+    flow = BondFlow(4, kinds, 2, hidden, steps, 2)
+    with torch.no_grad():
+        for parameter in flow.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    adj, latent = torch.randn(3, kinds, 4, 4), torch.randn(batch, kinds, 4, 4)
+    results = []
+    for module, dtype in ((deepcopy(flow).double(), torch.float64), (flow, torch.float32)):
+        if dtype == torch.float32:
+            replace_submodules(module, fast.REPLACEMENTS, ["bond_flow"])
+            monkeypatch.setattr(BondFlow, "run_reverse", None)  # which plain steps need
+        x, z, limit = adj.to(dtype).requires_grad_(), latent.to(dtype).requires_grad_(), Limit()
+        with kept_statistics(module):
+            module(x)
+            with reused_statistics(module):
+                y = module.reverse(z, limit if limits else None)
+        beyond = torch.as_tensor(limit.beyond)
+        loss = (y * direction(y)).sum() + 3 * beyond
+        leaves = dict(module.named_parameters()) | {"x": x, "z": z}
+        gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        values = {"y": y, "beyond": beyond} | dict(zip(leaves, gradients, strict=True))
+        results.append({name: value.detach() for name, value in values.items() if value is not None})
+    exact, values = results
+    if limits:
+        assert (exact["y"].abs() == 1.5).any() and (exact["y"].abs() < 0.8).any() and exact["beyond"] > 0
+    assert values.keys() == exact.keys() >= {"x", "z"}
+    for name, value in exact.items():
+        assert float((values[name] - value).abs().max()) < 2e-5 * max(float(value.abs().max()), 0.1), name

@@ -16,13 +16,18 @@ from src.models.moflow.actnorm import BatchNorm
 from src.models.moflow.bond import BondFlow, BondStep, squeeze, unsqueeze
 from src.models.moflow.fast import bond_triton as kernels
 from src.models.moflow.fast.bond_network import POSITIONS, Values, network, network_backward
+from src.models.moflow.fast.bond_reverse import ReverseStep
+from src.models.moflow.flow import Limit
 
 WIDEST = 4096  # channels of a half, which a program holds whole
 LATENT = {"ROWS": 32, "COLUMNS": 128, "num_warps": 4}
 
 
 class FastBondFlow(BondFlow):
-    """In training with float32 weights, 2x2 maps and no 1x1 convolutions: all steps by the kernels of this module."""
+    """With float32 weights, 2x2 maps and no 1x1 convolutions: by kernels, all steps in training.
+
+    And all of them backwards with the statistics that training has kept.
+    """
 
     def forward(
         self, adj: Float[Tensor, "batch kinds nodes nodes"]
@@ -40,16 +45,36 @@ class FastBondFlow(BondFlow):
             scales = torch.cat([step.actnorm.scale for step in steps])
             return unsqueeze(z, self.fold), torch.stack(log_dets).sum(0) + POSITIONS * scales.abs().log().sum()
 
+    def reverse(
+        self, z: Float[Tensor, "batch kinds nodes nodes"], limit: Limit | None = None
+    ) -> Float[Tensor, "batch kinds nodes nodes"]:
+        steps = [cast(BondStep, step) for step in self.steps]
+        y = squeeze(z, self.fold).contiguous()
+        norms = norms_of(steps[0])
+        if not norms or not norms[0].reuses or not is_supported(steps, y, reverse=True):
+            return super().reverse(z, limit)
+        dtype = working_dtype(y)
+        with torch.autocast(y.device.type, enabled=False):
+            for step in reversed(steps):
+                kept = [tensor for norm in norms_of(step) for tensor in (norm.kept_mean, norm.kept_var)]
+                y, beyond = ReverseStep.apply(y, step, dtype, limit is not None, *kept, *step.parameters())  # type: ignore[misc]
+                if limit is not None:
+                    limit.beyond = limit.beyond + beyond.mean()
+            return unsqueeze(y, self.fold)
 
-def is_supported(steps: Sequence[BondStep], z: Tensor) -> bool:
-    """Returns whether the kernels take a training batch."""
+
+def is_supported(steps: Sequence[BondStep], z: Tensor, reverse: bool = False) -> bool:
+    """Returns whether the kernels take a training batch, or latents in reverse with kept statistics."""
     first, (batch, positions, channels), weights = steps[0], z.shape, steps[0].actnorm.scale.dtype
     norms = [cast(BatchNorm, norm) for norm in first.coupling.norms]
     is_supported = {
         "positions": (positions, positions == POSITIONS),
         "conv_lu": ("0 or 1", first.conv is None),
-        "norm_batch": (norms and norms[0].group, all(n.group is None or batch * positions <= n.group for n in norms)),
-        "kept_statistics": ("reused", not any(norm.reuses for norm in norms)),
+        "norm_batch": (
+            norms and norms[0].group,
+            reverse or all(n.group is None or batch * positions <= n.group for n in norms),
+        ),
+        "kept_statistics": ("reused", reverse or not any(norm.reuses for norm in norms)),
         "weights": (weights, z.dtype == weights == torch.float32),
         "channels": (channels, channels <= 2 * WIDEST),
     }
