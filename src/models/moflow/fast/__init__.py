@@ -4,6 +4,9 @@
 - `graph_conv`: neighbours are summed before the wide product, and only for the rows that an atom step needs.
 - `atom_flow`: all atom steps of a training step by Triton kernels that compute BatchNorm and coupling on their way.
 - `bond_flow`: all bond steps of a training step, with a kernel for what lies between two products.
+
+Both also run backwards by kernels with the statistics that training kept. Of `atom_flow` that is `row_flow`, for steps
+that compute their own row alone.
 """
 
 from src.gpu.replace import Kernels, Replacements, replace_submodules
@@ -17,7 +20,7 @@ REPLACEMENTS: Replacements = {
         GraphConv: f"{__name__}.graph_conv:FastGraphConv",
         AtomStep: f"{__name__}.graph_conv:FastAtomStep",
     },
-    "atom_flow": {AtomFlow: f"{__name__}.atom_flow:FastAtomFlow"},
+    "atom_flow": {AtomFlow: f"{__name__}.row_flow:RowAtomFlow"},
     "bond_flow": {BondFlow: f"{__name__}.bond_flow:FastBondFlow"},
 }
 

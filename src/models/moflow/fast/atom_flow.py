@@ -54,14 +54,14 @@ class FastAtomFlow(AtomFlow):
             return Flow.apply(x, adj.to(dtype).contiguous(), steps, *parameters_of(steps))  # type: ignore[return-value]
 
 
-def is_supported(steps: Sequence[AtomStep], x: Tensor, adj: Tensor) -> bool:
-    """Returns whether the kernels take a training batch."""
+def is_supported(steps: Sequence[AtomStep], x: Tensor, adj: Tensor, of_rows: bool = False) -> bool:
+    """Returns whether the kernels take a training batch; `of_rows`: those of `row_flow`."""
     first, (batch, nodes, classes), weights = steps[0], x.shape, steps[0].actnorm.scale.dtype
     norm, widths = cast(BatchNorm, first.norms[0]), first.widths
     is_supported = {
-        "logdet": (first.logdet, first.logdet == "published"),
+        "logdet": (first.logdet, of_rows or first.logdet == "published"),
         "norm_batch": (norm.group, norm.group is None or batch <= norm.group),
-        "kept_statistics": (True, not norm.keeps and not norm.reuses),
+        "kept_statistics": (True, of_rows or not (norm.keeps or norm.reuses)),
         "weights": (weights, adj.dtype == weights == torch.float32),
         "nodes": (nodes, nodes <= MOST_NODES),
         "kinds": (adj.shape[1], adj.shape[1] <= MOST_KINDS),

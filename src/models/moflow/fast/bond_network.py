@@ -165,8 +165,8 @@ def network_backward(
 
 
 def of_given(
-    sums: Float[Tensor, "2 channels"], norm: Float[Tensor, "6 channels"]
-) -> tuple[Float[Tensor, "2 channels"], Float[Tensor, "2 channels"]]:
+    sums: Float[Tensor, "2 *channels"], norm: Float[Tensor, "parts *channels"]
+) -> tuple[Float[Tensor, "2 *channels"], Float[Tensor, "2 *channels"]]:
     """Returns gradients of BatchNorm's weight and bias, and of the mean and variance that were given to it.
 
     `sums` of the gradient g of its output, and of g (z - mean).
