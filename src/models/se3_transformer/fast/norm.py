@@ -14,7 +14,8 @@ from src.models.se3_transformer.fiber import Fiber
 from src.models.se3_transformer.norm import EPS, SMALLEST, NormSE3, normalised
 
 MAX_TILE = 2048  # elements: degrees up to 4 with 64 channels, or up to 1 with 512
-NODES_PER_PROGRAM = {"forward": 4, "backward": 4}
+ELEMENTS = 256  # of a component's tile in one warp: 16 bytes of half precision for each thread
+PROGRAMS = 1056  # for each degree in the backward pass: eight per multiprocessor of an H200
 
 
 class FastNormSE3(NormSE3):
@@ -27,7 +28,7 @@ class FastNormSE3(NormSE3):
 
 
 def supported(fiber: Fiber) -> bool:
-    """Returns whether the features are one rectangle that fits one warp's tile."""
+    """Returns whether the features are one rectangle of few enough elements."""
     channels = fiber.equal_channels
     if fiber.degrees != tuple(range(len(fiber))) or channels is None or len(fiber) > 5:
         return False
@@ -35,10 +36,11 @@ def supported(fiber: Fiber) -> bool:
 
 
 def shape_of(fiber: Fiber) -> dict[str, int]:
-    channels, degrees = fiber.equal_channels, len(fiber)
+    """Returns the shapes of the features and of a tile."""
+    channels = fiber.equal_channels
     assert channels is not None
-    size, width = (power_of_2(count) for count in (degrees * degrees, channels))
-    return {"DEGREES": degrees, "CHANNELS": channels, "SIZE": size, "WIDTH": width}
+    width = power_of_2(channels)
+    return {"DEGREES": len(fiber), "CHANNELS": channels, "WIDTH": width, "BN": max(1, ELEMENTS // width)}
 
 
 class Norm(torch.autograd.Function):
@@ -48,21 +50,10 @@ class Norm(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(features, weight, bias)
         ctx.fiber, ctx.constants = fiber, (smallest, eps)
-        out, count = torch.empty_like(features), NODES_PER_PROGRAM["forward"]
-        launch(
-            kernels.norm,
-            (-(-len(features) // count),),
-            features,
-            weight,
-            bias,
-            out,
-            len(features),
-            smallest,
-            eps,
-            **shape_of(fiber),
-            BN=count,
-            num_warps=1,
-        )
+        out, shape = torch.empty_like(features), shape_of(fiber)
+        launch(kernels.norm, (-(-len(features) // shape["BN"]), shape["DEGREES"]), 
+            features, weight, bias, out, len(features), smallest, eps, **shape, num_warps=1,
+        )  # fmt: skip
         return out
 
     @staticmethod
@@ -72,11 +63,13 @@ class Norm(torch.autograd.Function):
             plain = partial(normalised, fiber=ctx.fiber, smallest=ctx.constants[0], eps=ctx.constants[1])
             return *gradients_by(plain, (features, weight, bias), grads[0]), None, None, None
         grad, grad_features = grads[0].contiguous(), torch.empty_like(features)
-        programs = -(-len(features) // NODES_PER_PROGRAM["backward"])
+        shape = shape_of(ctx.fiber)
+        blocks = -(-len(features) // (shape["BN"] * PROGRAMS))
+        programs = -(-len(features) // (shape["BN"] * blocks)) if blocks else 0
         partials = features.new_empty(programs, 2, len(weight), dtype=torch.float32)
-        launch(kernels.norm_backward, (programs,), 
-            features, weight, bias, grad, grad_features, partials, len(features), *ctx.constants,
-            **shape_of(ctx.fiber), BN=NODES_PER_PROGRAM["backward"], num_warps=1,
+        launch(kernels.norm_backward, (programs, shape["DEGREES"]), 
+            features, weight, bias, grad, grad_features, partials, len(features), blocks, *ctx.constants, **shape,
+            num_warps=1,
         )  # fmt: skip
         grad_weight, grad_bias = partials.sum(0).to(weight.dtype)
         return grad_features, grad_weight, grad_bias, None, None, None
