@@ -78,6 +78,7 @@ def test_the_network_on_kernels_equals_plain_torch(arguments: dict[str, Any], la
     }
     assert launched == backward | {
         "contract", "gather_to_edges", "sum_from_edges", "attend", "norm", "radial", "linear", "linear_backward_weight",
+        "sum_of_degrees",
     }  # fmt: skip
     assert error(prediction, expected) < 1e-5
     assert gradients.keys() == expected_gradients.keys()
@@ -141,7 +142,7 @@ def test_features_with_unequal_channels_use_plain_torch(launched: set[str]) -> N
 @pytest.mark.parametrize("names", [["attention"], ["attention", "linear"]])
 def test_attention_without_a_fast_convolution_is_the_plain_one(names: list[str], launched: set[str]) -> None:
     outcome(names, torch.float32)
-    assert launched == ({"linear", "linear_backward_weight"} if "linear" in names else set())
+    assert launched == ({"linear", "linear_backward_weight", "sum_of_degrees"} if "linear" in names else set())
 
 
 def test_a_fast_convolution_without_attention_rotates_its_messages(launched: set[str]) -> None:

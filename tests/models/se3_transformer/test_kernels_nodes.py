@@ -26,6 +26,13 @@ def test_norm_equals_the_reference(fiber: Fiber, nodes: int) -> None:
     assert difference.gradients[0] < 3e-5  # cancellation for scalars near 0
 
 
+def test_norm_over_more_nodes_than_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program then computes several tiles, of which the last may be empty."""
+    monkeypatch.setattr(fused.norm, "PROGRAMS", 2)
+    monkeypatch.setattr(fused.norm, "ELEMENTS", 16)
+    assert normalising(fused, Fiber.create(3, 8), 9, torch.float32).largest < SINGLE
+
+
 def test_lengths_are_clamped_to_the_smallest() -> None:
     """Clamped lengths have no gradient; 1.5 clamps about half of them."""
     fiber = Fiber.create(3, 8)
@@ -69,8 +76,8 @@ def test_linear_equals_the_reference(degrees: int, inner: tuple[int, ...], outer
 
 
 def test_linear_over_more_nodes_than_tiles_of_all_splits() -> None:
-    """With 64 nodes per tile and 16 splits, a split computes several tiles and the last splits none."""
-    assert multiplying(fused, 1, (2, 3), 4, 1100, torch.float32).largest < SINGLE
+    """With 64 nodes per tile and 32 splits, a split computes several tiles and the last splits none."""
+    assert multiplying(fused, 1, (2, 3), 4, 2200, torch.float32).largest < SINGLE
 
 
 def test_float16_linear_sums_in_float32() -> None:

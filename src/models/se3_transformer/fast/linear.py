@@ -1,5 +1,6 @@
-"""LinearSE3 as one kernel, with one for each gradient."""
+"""LinearSE3 as one kernel, with one for each input's gradient and two for that of the matrices."""
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -14,7 +15,9 @@ from src.models.se3_transformer.fiber import Fiber
 from src.models.se3_transformer.linear import LinearSE3, multiply
 
 NODES = 64  # per tile
-SPLITS = 16  # parts of the nodes with partial weight gradients, computed in parallel and added in a fixed order
+SPLITS = 32  # parts of the nodes with partial weight gradients, added in a fixed order; a power of 2
+BLOCK = 64  # elements of a matrix whose partial gradients a program adds
+MAX_SUMS = 16384  # elements that 4 warps hold: 128 registers a thread
 
 
 class FastLinearSE3(LinearSE3):
@@ -49,12 +52,6 @@ def degree_of_component(degrees: int, device: torch.device) -> Tensor:
     return torch.arange(degrees).repeat_interleave(sizes).to(device, torch.int32)
 
 
-@cache
-def degree_mask(degrees: int, device: torch.device) -> Float[Tensor, "degrees components"]:
-    """Returns 1 where a component belongs to a degree, else 0."""
-    return (degree_of_component(degrees, device) == torch.arange(degrees, device=device)[:, None]).float()
-
-
 def products(inputs: tuple[Tensor, ...], matrices: Tensor, begin: int, strides: tuple[int, int], outer: int) -> Tensor:
     """Multiplies the inputs [nodes, components, channels] by parts of `matrices` [degrees, _, _].
 
@@ -78,35 +75,44 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, *inputs: Tensor) -> Tensor:
-        matrices = weights.to(inputs[0].dtype).contiguous()
-        ctx.save_for_backward(weights, matrices, *inputs)
-        return products(inputs, matrices, 0, (1, matrices.shape[2]), matrices.shape[1])
+        weights = weights.contiguous()
+        ctx.save_for_backward(weights, *inputs)
+        return products(inputs, weights, 0, (1, weights.shape[2]), weights.shape[1])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        weights, matrices, *inputs = ctx.saved_tensors
-        degrees, outer, columns = matrices.shape
+        weights, *inputs = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True
             return gradients_by(plain, (weights, *inputs), grads[0])
-        grad = grads[0].to(matrices.dtype).contiguous()
-        nodes, components, _ = grad.shape
-        blocks = -(-nodes // (NODES * SPLITS))
-        partials = grad.new_empty(SPLITS, components, outer, columns, dtype=torch.float32)
+        grad = grads[0].to(inputs[0].dtype).contiguous()
         grad_inputs: list[Tensor | None] = []
-        begin = 0
+        begin, columns = 0, weights.shape[2]
         for number, x in enumerate(inputs):
-            inner = x.shape[2]
             needs_gradient = ctx.needs_input_grad[1 + number]
-            grad_inputs.append(products((grad,), matrices, begin, (columns, 1), inner) if needs_gradient else None)
-            launch(kernels.linear_backward_weight, (components, SPLITS), 
-                grad, x, partials, nodes, components, blocks, columns, begin, OUTER=outer, INNER=inner,
-                WIDTH_OUT=tile_width(outer), WIDTH=tile_width(inner), BN=NODES, PRECISION=precision(x.dtype),
-                num_warps=4,
-            )  # fmt: skip
-            begin += inner
-        # A sum, not a product with `degree_mask`, which TF32 would round.
-        of_degree = (degree_mask(degrees, grad.device)[:, :, None, None] * partials.sum(0)).sum(1)
-        return of_degree.to(weights.dtype), *grad_inputs
+            grad_inputs.append(products((grad,), weights, begin, (columns, 1), x.shape[2]) if needs_gradient else None)
+            begin += x.shape[2]
+        return weight_gradient(grad, inputs, len(weights)).to(weights.dtype), *grad_inputs
+
+
+def weight_gradient(
+    grad: Float[Tensor, "nodes components outer"], inputs: Sequence[Float[Tensor, "nodes components _"]], degrees: int
+) -> Float[Tensor, "degrees outer inner"]:
+    """Returns the gradient of the matrices, summed over nodes and each degree's components in float32."""
+    (nodes, components, outer), inner = grad.shape, inputs[0].shape[2]
+    inner2 = inputs[1].shape[2] if len(inputs) > 1 else 0
+    widths = {"WIDTH_OUT": tile_width(outer), "WIDTH_1": tile_width(inner), "WIDTH_2": tile_width(max(inner2, 1))}
+    elements = widths["WIDTH_OUT"] * (widths["WIDTH_1"] + widths["WIDTH_2"])
+    partials = grad.new_empty(SPLITS, components, outer, inner + inner2, dtype=torch.float32)
+    launch(kernels.linear_backward_weight, (components, SPLITS), 
+        grad, inputs[0], inputs[-1], partials, nodes, components, -(-nodes // (NODES * SPLITS)), OUTER=outer,
+        INNER_1=inner, INNER_2=inner2, **widths, BN=NODES, PRECISION=precision(grad.dtype),
+        num_warps=4 if elements <= MAX_SUMS else 8,
+    )  # fmt: skip
+    out = partials.new_empty(degrees, outer, inner + inner2)
+    launch(kernels.sum_of_degrees, (-(-out[0].numel() // BLOCK), degrees), 
+        partials, out, components, SIZE=out[0].numel(), SPLITS=SPLITS, BLOCK=BLOCK, num_warps=4,
+    )  # fmt: skip
+    return out
 
 
 def plain(
