@@ -12,6 +12,8 @@ from src.models.se3_transformer.fast import edges_triton as kernels
 from src.models.se3_transformer.fast.frames import EdgeLayout, rotation_table
 
 EDGES_PER_PROGRAM = 4
+# Attention's warps wait for loads: a multiprocessor holds 16 of 128 registers, 12 of the 150 that the compiler takes.
+HALF_REGISTERS = 128  # not of float32, whose shared memory allows no more warps
 MAX_SIZE = 32  # rows of one warp's tile: degrees up to 4
 
 
@@ -96,7 +98,7 @@ class Attend(torch.autograd.Function):
         scale = key.fiber.num_features**-0.5
         launch(kernels.attend, (len(query),), 
             messages, query, wigner, graph.dst_ptr, *tables, out, log_sum, scale,
-            PRECISION=thorough(messages.dtype), **shapes, num_warps=1,
+            PRECISION=thorough(messages.dtype), **shapes, num_warps=1, maxnreg=registers(messages.dtype),
         )  # fmt: skip
         ctx.save_for_backward(messages, query, wigner, graph.dst_ptr, *tables, out, log_sum)
         ctx.shapes, ctx.scale = shapes, scale
@@ -106,12 +108,17 @@ class Attend(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         messages, query, *rest = ctx.saved_tensors
         grad = grads[0].to(messages.dtype).contiguous()
-        grad_messages, grad_query = torch.zeros_like(messages), torch.empty_like(query)
+        grad_messages, grad_query = torch.empty_like(messages), torch.empty_like(query)
         launch(kernels.attend_backward, (len(query),), 
-            messages, query, *rest, grad, grad_messages, grad_query, ctx.scale,
-            PRECISION=thorough(messages.dtype), **ctx.shapes, num_warps=1,
+            messages, query, *rest, grad, grad_messages, grad_query, ctx.scale, len(messages),
+            PRECISION=thorough(messages.dtype), **ctx.shapes, num_warps=1, maxnreg=registers(messages.dtype),
         )  # fmt: skip
         return grad_messages, grad_query, None, None, None, None, None
+
+
+def registers(dtype: torch.dtype) -> int | None:
+    """Returns the most registers of a thread of the attention kernels; None leaves them to the compiler."""
+    return None if dtype == torch.float32 else HALF_REGISTERS
 
 
 def attention_supported(value: EdgeLayout, key: EdgeLayout, num_heads: int) -> bool:

@@ -117,11 +117,14 @@ def attend(
 @triton.jit
 def attend_backward(
     messages, query, wigner, pointers, value_table, key_table, out, log_sum, grad, grad_messages, grad_query, scale,
-    PACKED: tl.constexpr, VALUE_COMPONENTS: tl.constexpr, VALUE_ROWS: tl.constexpr, KEY_COMPONENTS: tl.constexpr,
+    edges, PACKED: tl.constexpr, VALUE_COMPONENTS: tl.constexpr, VALUE_ROWS: tl.constexpr, KEY_COMPONENTS: tl.constexpr,
     KEY_ROWS: tl.constexpr, CHANNELS: tl.constexpr, PER_HEAD: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the messages into each node and of its query; recomputes the softmax from `log_sum`."""
+    """Gradients of the messages into each node and of its query; recomputes the softmax from `log_sum`.
+
+    Messages of padded edges get zeros, spread over the programs.
+    """
     node = tl.program_id(0).to(tl.int64)
     row, comp, channel = tl.arange(0, SIZE), tl.arange(0, SIZE), tl.arange(0, WIDTH)
     is_channel = channel < CHANNELS
@@ -133,6 +136,12 @@ def attend_backward(
     o = _rectangle(out + node * (VALUE_COMPONENTS * CHANNELS), comp, channel, VALUE_COMPONENTS, CHANNELS)
     log_total = tl.load(log_sum + node * CHANNELS + channel, mask=is_channel, other=0.0)
     mean = _per_head(tl.sum(g.to(tl.float32) * o.to(tl.float32), 0), WIDTH, PER_HEAD)
+    offsets = row[:, None] * CHANNELS + channel[None, :]
+    is_value, is_key = (
+        (row < VALUE_ROWS)[:, None] & is_channel[None, :],
+        (row < KEY_ROWS)[:, None] & is_channel[None, :],
+    )
+    kind = grad_messages.dtype.element_ty
     acc = tl.zeros([SIZE, WIDTH], tl.float32)
     for at in range(tl.load(pointers + node), tl.load(pointers + node + 1)):
         edge = at
@@ -144,15 +153,14 @@ def attend_backward(
         v = _rectangle(messages + offset, row, channel, VALUE_ROWS, CHANNELS).to(tl.float32)
         weight = tl.exp(_per_head(tl.sum(seen_q * k, 0), WIDTH, PER_HEAD) * scale - log_total)
         slope = weight * (_per_head(tl.sum(seen_g * v, 0), WIDTH, PER_HEAD) - mean) * scale
-        offsets = row[:, None] * CHANNELS + channel[None, :]
-        is_value, is_key = (
-            (row < VALUE_ROWS)[:, None] & is_channel[None, :],
-            (row < KEY_ROWS)[:, None] & is_channel[None, :],
-        )
-        kind = grad_messages.dtype.element_ty
         tl.store(grad_messages + offset + offsets, (seen_g * weight[None, :]).to(kind), mask=is_value)
         tl.store(grad_messages + key_offset + offsets, (seen_q * slope[None, :]).to(kind), mask=is_key)
         turned = (k * slope[None, :]).to(q.dtype)
         acc = tl.dot(_rotation(wigner + edge * PACKED, key_back, True), turned, acc, input_precision=PRECISION)
     target = grad_query + node * (KEY_COMPONENTS * CHANNELS) + comp[:, None] * CHANNELS + channel[None, :]
     tl.store(target, acc.to(grad_query.dtype.element_ty), mask=(comp < KEY_COMPONENTS)[:, None] & is_channel[None, :])
+    zeros = tl.zeros([SIZE, WIDTH], kind)
+    for edge in range(tl.load(pointers + tl.num_programs(0)) + node, edges, tl.num_programs(0)):
+        offset = edge * ((VALUE_ROWS + KEY_ROWS) * CHANNELS)
+        tl.store(grad_messages + offset + offsets, zeros, mask=is_value)
+        tl.store(grad_messages + offset + VALUE_ROWS * CHANNELS + offsets, zeros, mask=is_key)
