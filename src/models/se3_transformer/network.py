@@ -13,7 +13,7 @@ from src.models.se3_transformer.attention import AttentionBlockSE3, apply_convol
 from src.models.se3_transformer.conv import ConvSE3, Geometry
 from src.models.se3_transformer.fiber import Fiber
 from src.models.se3_transformer.norm import NormSE3
-from src.models.se3_transformer.pooling import Pooling, check_pooling, pool
+from src.models.se3_transformer.pooling import Pool, Pooling, check_pooling
 from src.models.se3_transformer.radial import Sharing
 
 # Features as {degree: [rows, channels, 2 degree + 1]}, or those of degree 0 alone as [rows, channels].
@@ -91,6 +91,8 @@ class SE3Transformer(nn.Module):
             edge_fiber=edge_fiber,
         )
 
+        self.pool = None if pooling is None else Pool(pooling)
+
     def _check(self, sharing: str) -> None:
         if sharing not in get_args(Sharing):
             raise UserError(f"sharing={sharing} must be one of {', '.join(get_args(Sharing))}")
@@ -120,8 +122,8 @@ class SE3Transformer(nn.Module):
         for block, norm in zip(self.blocks, self.norms, strict=True):
             features = norm(block(features, geometry, edges))
         features = apply_convolution(self.to_output, features, geometry, edges, self.low_memory)
-        if self.pooling is not None:
-            features = pool(features, graph.graph_ptr, self.pooling)
+        if self.pool is not None:
+            features = self.pool(features, graph.graph_ptr)
         returned = self.fiber_out.unflatten(features)
         return returned if self.return_type is None else returned[self.return_type]
 

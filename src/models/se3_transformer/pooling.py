@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 import torch
 from jaxtyping import Float, Int, Int64
-from torch import Tensor
+from torch import Tensor, nn
 
 from src.errors import UserError
 
@@ -15,6 +15,20 @@ def check_pooling(kind: str) -> None:
     """Raises UserError for an unknown pooling."""
     if kind not in get_args(Pooling):
         raise UserError(f"pooling={kind} must be one of {', '.join(get_args(Pooling))}, or null for none")
+
+
+class Pool(nn.Module):
+    """Pools node features over each molecule, see `pool`. Raises UserError for an unknown kind."""
+
+    def __init__(self, kind: Pooling) -> None:
+        super().__init__()
+        check_pooling(kind)
+        self.kind: Pooling = kind
+
+    def forward(
+        self, features: Float[Tensor, "nodes features"], graph_ptr: Int[Tensor, " graphs_and_1"]
+    ) -> Float[Tensor, "graphs features"]:
+        return pool(features, graph_ptr, self.kind)
 
 
 def pool(

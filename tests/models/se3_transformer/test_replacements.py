@@ -31,7 +31,7 @@ class TestReplacements(KernelsContract):
 
     def network(self) -> SE3TransformerPooled:
         torch.manual_seed(0)
-        network = SE3TransformerPooled(2, 2, 8, 2, pooling="sum")
+        network = SE3TransformerPooled(2, 2, 8, 2, pooling="max")
         with torch.no_grad():
             for parameter in network.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
