@@ -13,7 +13,9 @@ from src.gpu import triton_helpers
 from src.gpu.replace import Kernels
 from src.models.se3_transformer import Fiber, SE3TransformerPooled, fast
 from src.models.se3_transformer.fast.conv import kernels_for
-from src.models.se3_transformer.fast.frames import EdgeLayout
+from src.models.se3_transformer.fast.frames import EdgeLayout, edge_rotations, wigner
+from src.models.se3_transformer.pooling import pool
+from tests.support import kernel_differences
 from tests.support.kernel_differences import error, random
 from tests.support.se3_kernels import (
     attention,
@@ -64,7 +66,7 @@ def precision(request: pytest.FixtureRequest) -> Iterator[Precision]:
 
 @pytest.fixture(scope="module")
 def fused() -> Any:
-    for name in ("contraction", "edges", "linear", "norm", "radial"):
+    for name in ("contraction", "edges", "linear", "norm", "pooling", "radial", "rotations"):
         import_module(f"{fast.__name__}.{name}")
     return fast
 
@@ -237,3 +239,19 @@ def test_the_network_is_deterministic() -> None:
     first, second = (outcome("auto", torch.float32, torch.float16, dense=True, pooling="max") for _ in range(2))
     assert torch.equal(first[0], second[0])
     assert [name for name, gradient in first[1].items() if not torch.equal(gradient, second[1][name])] == []
+
+
+@pytest.mark.parametrize("max_degree", range(5))
+def test_edge_matrices_equal_plain_torch(max_degree: int, precision: Precision, fused: Any) -> None:
+    """Products are three of TF32 in every precision."""
+    vectors = torch.cat([random(5000, 3, seed=1), torch.eye(3), torch.zeros(1, 3)]).to(CUDA, torch.float32)
+    matrices = fused.rotations.edge_matrices(vectors, max_degree, precision.dtype)
+    expected = wigner(edge_rotations(vectors.double()), max_degree)
+    assert error(matrices, expected) < {torch.float16: 1e-3, torch.bfloat16: 8e-3}.get(precision.dtype, 1e-5)
+
+
+def test_maxima_equal_plain_torch(precision: Precision, fused: Any, graph: Graph) -> None:
+    features = random(len(graph.positions), 128, seed=1).mul(2).round().to(CUDA, precision.dtype)  # with ties
+    value, (gradient,) = kernel_differences.outcome(lambda x: fused.pooling.maximum(x, graph.graph_ptr), [features])
+    expected, (expected_gradient,) = kernel_differences.outcome(lambda x: pool(x, graph.graph_ptr, "max"), [features])
+    assert torch.equal(value, expected) and torch.equal(gradient, expected_gradient)

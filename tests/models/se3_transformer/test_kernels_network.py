@@ -11,14 +11,14 @@ from torch import Tensor
 from src.gpu import triton_helpers as shared
 from src.gpu.replace import Kernels, replace_submodules
 from src.models.se3_transformer import ConvSE3, Fiber, Geometry, SE3TransformerPooled, energy_and_forces, fast
-from src.models.se3_transformer.fast import contraction, edges, linear, norm, pooling, radial
+from src.models.se3_transformer.fast import contraction, edges, linear, norm, pooling, radial, rotations
 from src.models.se3_transformer.fast.conv import kernels_for
 from tests.support.kernel_differences import error, random
 from tests.support.se3_small import padded, random_features, random_graph
 
 pytestmark = pytest.mark.slow
 
-MODULES = contraction, edges, linear, norm, pooling, radial
+MODULES = contraction, edges, linear, norm, pooling, radial, rotations
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_the_network_on_kernels_equals_plain_torch(arguments: dict[str, Any], la
     }
     assert launched == backward | {
         "contract", "gather_to_edges", "sum_from_edges", "attend", "norm", "radial", "linear", "linear_backward_weight",
-        "sum_of_degrees",
+        "sum_of_degrees", "edge_matrices",
     }  # fmt: skip
     assert error(prediction, expected) < 1e-5
     assert gradients.keys() == expected_gradients.keys()
@@ -116,7 +116,7 @@ def test_an_unsupported_convolution_uses_plain_torch(launched: set[str], caplog:
         for _ in range(2):
             results.append(conv(features, geometry).detach())
     assert error(results[0], results[2]) < 1e-5
-    assert launched == {"gather_to_edges", "sum_from_edges"}
+    assert launched == {"edge_matrices", "gather_to_edges", "sum_from_edges"}
     fibers = "inputs=Fiber({0: 4, 1: 4}), outputs=Fiber({0: 4, 1: 4})"
     layer = "Linear(in_features=3, out_features=24, bias=True)"
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
@@ -135,7 +135,7 @@ def test_features_with_unequal_channels_use_plain_torch(launched: set[str]) -> N
         geometry = geometry_of(dtype)
         features = random(len(geometry.graph.positions), fiber.num_features, seed=1).float().to(dtype)
         results.append(convolution(fiber, dtype, kernels)(features, geometry).detach())
-    assert launched == {"contract", "radial"}
+    assert launched == {"contract", "edge_matrices", "radial"}
     assert error(*results) < 1e-5
 
 
@@ -181,7 +181,7 @@ def test_missing_triton_leaves_frames_in_plain_torch(
     expected, _ = outcome("off", torch.float64)
     prediction, _ = outcome(["conv", "attention"], torch.float32)
     assert error(prediction, expected) < 1e-5 and not launched
-    assert sum("fast kernels are not available" in record.getMessage() for record in caplog.records) == 2  # modules
+    assert sum("fast kernels are not available" in record.getMessage() for record in caplog.records) == 3  # modules
 
 
 def absent(name: str) -> None:

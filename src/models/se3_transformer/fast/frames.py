@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from src.gpu.triton_helpers import lacks, note, working_dtype
+from src.gpu.triton_helpers import can_take, lacks, note, package, working_dtype
 from src.models.se3_transformer.basis import wigner_3j_on
 from src.models.se3_transformer.conv import Geometry, angular_basis
 from src.models.se3_transformer.fiber import Fiber
@@ -35,9 +35,13 @@ def has_frames(geometry: Geometry) -> bool:
 
 def edge_wigner(geometry: Geometry) -> Float[Tensor, "edges packed"]:
     """Returns the Wigner matrices of the edges' rotations, as `wigner` does, in the positions' dtype or autocast's."""
+    dtype = working_dtype(geometry.rel_pos)
+    is_supported = can_take("conv", geometry.rel_pos, geometry.max_degree <= 4, max_degree=geometry.max_degree)
+    if is_supported and (rotations := package(f"{__package__}.rotations")):
+        return rotations.edge_matrices(geometry.rel_pos, geometry.max_degree, dtype)
     with torch.no_grad(), torch.autocast(geometry.rel_pos.device.type, enabled=False):
         packed = wigner(edge_rotations(geometry.rel_pos), geometry.max_degree)
-    return packed.to(working_dtype(geometry.rel_pos))
+    return packed.to(dtype)
 
 
 def packed_size(max_degree: int) -> int:
