@@ -11,6 +11,7 @@ from src.models.se3_transformer.fast.conv import plans_of
 from src.models.se3_transformer.fast.frames import EdgeLayout
 from src.models.se3_transformer.fast.plan import Plan
 from src.models.se3_transformer.radial import Group
+from tests.support import kernel_differences
 from tests.support.kernel_differences import random
 from tests.support.se3_kernels import contraction, plan_of
 
@@ -36,6 +37,19 @@ FOUR = Fiber.create(4, 4)
 )
 def test_contraction_equals_the_reference(inputs: Fiber, outputs: tuple[Fiber, ...]) -> None:
     assert contraction(fused, plan_of(inputs, *outputs), 37, 16, torch.float32).largest < SINGLE
+
+
+@pytest.mark.parametrize("inputs", [FOUR, Fiber({0: 4, 2: 4}), Fiber({0: 4, 1: 3, 3: 5})])
+def test_the_gradient_of_radial_weights_sums_the_splits(inputs: Fiber) -> None:
+    """Without a sum of its own where all pairs of degrees have equally many weights."""
+    plan = Plan(Group(inputs, FOUR), EdgeLayout(inputs, 3), (EdgeLayout(FOUR, inputs.max_degree),))
+    hidden, columns = random(90, 16, seed=1).float(), random(90, plan.source.num_features, seed=2).float()
+    difference = kernel_differences.difference(
+        lambda w: fused.contraction.contract(hidden, columns, fused.contraction.mix(w, plan), plan),
+        lambda w: plan.contract(hidden.double(), columns.double(), plan.mix(w)),
+        [0.2 * random(plan.group.num_weights, 16, seed=3).float()],
+    )
+    assert plan.mixes_at_once == (inputs.equal_channels is not None) and difference.largest < SINGLE
 
 
 @pytest.mark.parametrize(

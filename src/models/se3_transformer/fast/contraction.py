@@ -13,7 +13,7 @@ from torch import Tensor
 from src.gpu.products import transposed
 from src.gpu.triton_helpers import launch, power_of_2, precision, reads_registers
 from src.models.se3_transformer.fast import contraction_triton as kernels
-from src.models.se3_transformer.fast.plan import Plan
+from src.models.se3_transformer.fast.plan import Plan, mixing_on
 
 MAX_OUTPUTS = 128  # channels of all output degrees of one m; the limit of a backward tile
 SPLITS = 4  # parts of the edges with partial weight gradients, computed in parallel and added in a fixed order
@@ -178,10 +178,39 @@ def weight_jobs(plan: Plan, inputs: int, device: torch.device) -> Jobs:
     return Jobs.of(jobs, device)
 
 
+class Mix(torch.autograd.Function):
+    """`Plan.mix` in one product. Its gradient sums those of all splits in the same product."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, plan: Plan) -> Tensor:
+        ctx.plan, ctx.shape = plan, weight.shape
+        mixing = mixing_on(plan, weight.device, weight.dtype)
+        return (mixing @ weight.view(mixing.shape[1], -1)).view(-1).expand(SPLITS, -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (grad,) = grads
+        unmixing = unmixing_on(ctx.plan, grad.device, grad.dtype)
+        with torch.autocast(grad.device.type, enabled=False):
+            return (unmixing @ grad.reshape(unmixing.shape[1], -1)).view(ctx.shape), None
+
+
+@cache
+@torch.inference_mode(False)
+def unmixing_on(plan: Plan, device: torch.device, dtype: torch.dtype) -> Float[Tensor, "frequencies _"]:
+    """Returns the transposed mixing, once for each split; cached, because it is the same in every step."""
+    return mixing_on(plan, device, dtype).t().repeat(1, SPLITS)
+
+
+def mix(weight: Float[Tensor, "rows mid"], plan: Plan) -> Float[Tensor, "splits _"] | Float[Tensor, " _"]:
+    """Returns `plan.mix` for `contract`, as SPLITS views of it where one product gives the gradient of all of them."""
+    return Mix.apply(weight, plan) if plan.mixes_at_once else plan.mix(weight)  # type: ignore[return-value]
+
+
 class Contraction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, columns: Tensor, mixed: Tensor, plan: Plan) -> Tensor:
-        h, x, w = (tensor.to(columns.dtype).contiguous() for tensor in (hidden, columns, mixed))
+        h, x, w = (tensor.to(columns.dtype).contiguous() for tensor in (hidden, columns, mixed[0]))
         ctx.save_for_backward(h, x, w)
         ctx.plan, ctx.dtypes = plan, (hidden.dtype, mixed.dtype)
         edges, tiles = len(x), tiles_of(x.dtype)["forward"]
@@ -228,7 +257,7 @@ def backward_data(h: Tensor, x: Tensor, w: Tensor, g: Tensor, plan: Plan) -> tup
 
 
 def backward_weight(h: Tensor, x: Tensor, g: Tensor, plan: Plan, size: int) -> Tensor:
-    """Returns the gradient of the mixed weights, float32."""
+    """Returns the gradient of the mixed weights over each split of the edges, float32 [SPLITS, size]."""
     tiles = tiles_of(x.dtype)["weight"]
     blocks = -(-len(x) // tiles.edges)
     partials = x.new_empty(SPLITS, size, dtype=torch.float32)
@@ -241,7 +270,7 @@ def backward_weight(h: Tensor, x: Tensor, g: Tensor, plan: Plan, size: int) -> T
         PRECISION=precision(x.dtype), SETTLE=reads_registers(x), **jobs.constants,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
-    return partials.sum(0)
+    return partials
 
 
 def tiles_of(dtype: torch.dtype) -> dict[str, Tiles]:
@@ -249,7 +278,11 @@ def tiles_of(dtype: torch.dtype) -> dict[str, Tiles]:
 
 
 def contract(
-    hidden: Float[Tensor, "edges mid"], columns: Float[Tensor, "edges inputs"], mixed: Float[Tensor, " _"], plan: Plan
+    hidden: Float[Tensor, "edges mid"],
+    columns: Float[Tensor, "edges inputs"],
+    mixed: Float[Tensor, "splits _"] | Float[Tensor, " _"],
+    plan: Plan,
 ) -> Float[Tensor, "edges outputs"]:
-    """Computes `plan.contract` in the dtype of `columns` with float32 sums."""
-    return Contraction.apply(hidden, columns, mixed, plan)  # type: ignore[return-value]
+    """Computes `plan.contract` in the dtype of `columns` with float32 sums. `mixed` is that of `mix` or `plan.mix`."""
+    copies = mixed if mixed.dim() == 2 else mixed.expand(SPLITS, -1)
+    return Contraction.apply(hidden, columns, copies, plan)  # type: ignore[return-value]

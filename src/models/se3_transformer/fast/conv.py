@@ -65,7 +65,7 @@ class FastConvSE3(ConvSE3):
         for radial, plan in zip(self.radial_groups(), self.plans, strict=True):
             hidden = radial.hidden(geometry.radial_inputs)
             with torch.autocast(hidden.device.type, enabled=False):
-                part = contract(hidden, columns, plan.mix(radial.weight), plan)
+                part = contract(hidden, columns, radial.weight, plan)
                 if (null := geometry.null) is not None:
                     of_null = plan.null_messages(hidden[null], columns[null], radial.weight)
                     part = part.index_copy(0, null, of_null.to(part.dtype))
@@ -88,15 +88,16 @@ def kernels_for(name: str, tensor: Tensor, module: str) -> ModuleType | None:
 
 
 def contract(
-    hidden: Float[Tensor, "edges mid"], columns: Float[Tensor, "edges inputs"], mixed: Float[Tensor, " _"], plan: Plan
-) -> Float[Tensor, "edges outputs"]:
-    """Computes `plan.contract`. `mixed` is float32 or wider; the result has the dtype of `columns`."""
+    hidden: Float[Tensor, "edges mid"], columns: Float[Tensor, "edges inputs"], weight: Float[Tensor, "rows mid"],
+    plan: Plan,
+) -> Float[Tensor, "edges outputs"]:  # fmt: skip
+    """Computes `plan.contract` with the group's radial weights; the result has the dtype of `columns`."""
     if contraction := kernels_for("conv", columns, "contraction"):
         if contraction.supported(plan, hidden.shape[1]):
-            return contraction.contract(hidden, columns, mixed, plan)
+            return contraction.contract(hidden, columns, contraction.mix(weight, plan), plan)
         lacks("conv", columns, f"{plan.group} with {hidden.shape[1]} hidden channels")
     dtype = columns.dtype
-    return plan.contract(hidden.to(dtype), columns, mixed.to(dtype))
+    return plan.contract(hidden.to(dtype), columns, plan.mix(weight).to(dtype))
 
 
 def gather_to_edges(

@@ -83,10 +83,15 @@ class Plan:
             rows.append(row)
         return torch.stack(rows)
 
+    @cached_property
+    def mixes_at_once(self) -> bool:
+        """Whether all pairs have equally many weights, so that one matrix product mixes them."""
+        return len({self.group.size(pair) for pair in self.group.pairs()}) == 1
+
     def mix(self, weight: Float[Tensor, "rows mid"]) -> Float[Tensor, " _"]:
         """Returns the mixed weights of all blocks, one after the other."""
         pairs, mid, mixing = list(self.group.pairs()), weight.shape[1], mixing_on(self, weight.device, weight.dtype)
-        if len({self.group.size(pair) for pair in pairs}) == 1:
+        if self.mixes_at_once:
             return (mixing @ weight.view(mixing.shape[1], -1)).view(-1)
         sizes = [num_frequencies(pair) * self.group.size(pair) for pair in pairs]
         by_pair = dict(zip(pairs, weight.split(sizes), strict=True))
