@@ -10,14 +10,16 @@ from src.gpu.triton_helpers import launch
 TILE = 64
 
 
-def transposed(x: Float[Tensor, "rows columns"], length: int | None = None) -> Float[Tensor, "columns length"]:
-    """Returns a contiguous copy of x^T, with zeros after the last row up to `length`.
+def transposed(
+    x: Float[Tensor, "rows columns"], length: int | None = None, dtype: torch.dtype | None = None
+) -> Float[Tensor, "columns length"]:
+    """Returns a contiguous copy of x^T, in `dtype` if given, with zeros after the last row up to `length`.
 
     Elements of a row of x must be adjacent.
     """
     rows, columns = x.shape
     length = rows if length is None else length
-    out = x.new_empty(columns, length)
+    out = x.new_empty(columns, length, dtype=dtype)
     grid = -(-length // TILE), -(-columns // TILE)
     launch(kernels.transpose, grid, x, out, rows, columns, x.stride(0), length, TILE=TILE, num_warps=4)
     return out

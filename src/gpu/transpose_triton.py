@@ -12,4 +12,8 @@ def transpose(x, out, rows, columns, row_stride, length, TILE: tl.constexpr):
     is_read = (row < rows)[:, None] & (column < columns)[None, :]
     tile = tl.load(x + row.to(tl.int64)[:, None] * row_stride + column[None, :], mask=is_read, other=0.0)
     is_written = (column < columns)[:, None] & (row < length)[None, :]
-    tl.store(out + column.to(tl.int64)[:, None] * length + row[None, :], tl.trans(tile), mask=is_written)
+    tl.store(
+        out + column.to(tl.int64)[:, None] * length + row[None, :],
+        tl.trans(tile).to(out.dtype.element_ty),
+        mask=is_written,
+    )

@@ -210,7 +210,7 @@ def mix(weight: Float[Tensor, "rows mid"], plan: Plan) -> Float[Tensor, "splits 
 class Contraction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, columns: Tensor, mixed: Tensor, plan: Plan) -> Tensor:
-        h, x, w = (tensor.to(columns.dtype).contiguous() for tensor in (hidden, columns, mixed[0]))
+        h, x, w = hidden.contiguous(), columns.contiguous(), mixed[0].to(columns.dtype).contiguous()
         ctx.save_for_backward(h, x, w)
         ctx.plan, ctx.dtypes = plan, (hidden.dtype, mixed.dtype)
         edges, tiles = len(x), tiles_of(x.dtype)["forward"]
@@ -263,7 +263,7 @@ def backward_weight(h: Tensor, x: Tensor, g: Tensor, plan: Plan, size: int) -> T
     partials = x.new_empty(SPLITS, size, dtype=torch.float32)
     jobs = weight_jobs(plan, tiles.inputs, x.device)
     length, mid = blocks * tiles.edges, h.shape[1]
-    h, x, g = (transposed(tensor.contiguous(), length) for tensor in (h, x, g))
+    h, x, g = (transposed(tensor.contiguous(), length, x.dtype) for tensor in (h, x, g))
     launch(
         kernels.contract_backward_weight, (len(jobs.rows), SPLITS), h, x, g, partials, jobs.rows, jobs.kinds, length,
         size, -(-blocks // SPLITS), MID=mid, BE=tiles.edges, IB=tiles.inputs, EVEN=even(plan, tiles.inputs),

@@ -39,6 +39,13 @@ def _output_columns(table, begin, COUNT: tl.constexpr, ALIGNED: tl.constexpr):
 
 
 @triton.jit
+def _rounded(hidden, rows64, is_row, columns, MID: tl.constexpr):
+    """Rows of the float32 hidden layer in the dtype of the columns: a separate kernel need not cast it."""
+    h = tl.load(hidden + rows64[:, None] * MID + tl.arange(0, MID)[None, :], mask=is_row[:, None], other=0.0)
+    return h.to(columns.dtype.element_ty)
+
+
+@triton.jit
 def _forward_tile(
     job, hidden, columns, mixed, out, edges, column_stride, out_stride,
     MID: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, IB: tl.constexpr, EVEN: tl.constexpr, ALIGNED: tl.constexpr,
@@ -52,8 +59,8 @@ def _forward_tile(
     rows = tl.program_id(0) * BE + tl.arange(0, BE)
     is_row = rows < edges
     rows64 = rows.to(tl.int64)
-    mid, i, k = tl.arange(0, MID), tl.arange(0, IB), tl.arange(0, IB * MID)
-    h = tl.load(hidden + rows64[:, None] * MID + mid[None, :], mask=is_row[:, None], other=0.0)
+    i, k = tl.arange(0, IB), tl.arange(0, IB * MID)
+    h = _rounded(hidden, rows64, is_row, columns, MID)
     of_output, of_input = _weights_of(begin + tl.arange(0, BN), k, inputs, channels, MID, False)
     weights = mixed + of_input[:, None] + of_output[None, :]
     x_rows = columns + rows64 * column_stride
@@ -118,7 +125,7 @@ def _data_tile(
     is_row = rows < edges
     rows64 = rows.to(tl.int64)
     mid, i, k = tl.arange(0, MID), tl.arange(0, IB), tl.arange(0, IB * MID)
-    h = tl.load(hidden + rows64[:, None] * MID + mid[None, :], mask=is_row[:, None], other=0.0).to(tl.float32)
+    h = _rounded(hidden, rows64, is_row, columns, MID).to(tl.float32)
     n1 = tl.arange(0, BN1)
     is_n1 = _output_columns(same, 0, BN1, ALIGNED)[1]
     g1 = _rows_of(grad, rows64, is_row, grad_stride, same, 0, BN1, ALIGNED)
