@@ -56,14 +56,18 @@ def sample_many_sizes() -> int:
 
 
 def graphs_of_a_run(home: Path) -> list[int]:
-    """Returns the graphs compiled for sampling, before the final evaluation, and in all; its last batch is smaller."""
+    """Returns the graphs compiled for an evaluation, before the final one, and in all; its last batch is smaller."""
     torch._dynamo.reset()
     job = build(complete(tiny_config(home, "model.task.eval_batch=16", "model.task.final_molecules=24")), Clock())
     counter, graphs = CompileCounterWithBackend("eager"), list[int]()
     network, evaluate = job.task.network, job.task.evaluate_last
     assert isinstance(network, MoFlow)
     network.compile_steps(backend=counter, dynamic=False)
-    cast(MoFlowTask, job.task).generate(4)
+    task = cast(MoFlowTask, job.task)
+    with torch.no_grad():
+        task.eval().validation_step(task.example_batch(4), 0)
+    task.generate(4)
+    task.train()
     graphs.append(counter.frame_count)
     job.task.evaluate_last = lambda datamodule: (graphs.append(counter.frame_count), evaluate(datamodule))[1]
     fit(job)

@@ -190,7 +190,8 @@ class MoFlowTask(Task):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         if molecules := self.count(batch):  # a rank's only batch may be empty
-            bits = torch.stack(self.network.likelihood(*batch)).double()
+            with eagerly():  # as in `generate`: a compilation takes longer than the batches of many evaluations
+                bits = torch.stack(self.network.likelihood(*batch)).double()
             self._held_out.append(torch.cat([molecules * bits, bits.new_full((1,), molecules)]))
 
     test_step = validation_step

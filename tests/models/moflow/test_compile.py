@@ -19,5 +19,5 @@ def test_one_graph_serves_all_atom_steps() -> None:
     assert exact["graphs"] == 2 * (1 + 1)
     assert published["deviation"] < 1e-10 and exact["deviation"] < 1e-10
     assert sizes == 5
-    assert graphs[0] == 0, "an evaluation's sampling was compiled"
+    assert graphs[0] == 0, "an evaluation was compiled"
     assert graphs[1] == graphs[2] > 0, "the final evaluation compiled anew"
