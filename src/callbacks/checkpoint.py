@@ -15,7 +15,7 @@ from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 
 from src.config.ranges import Count
-from src.system.files import written_atomically
+from src.system.files import link_atomically, written_atomically
 from src.training.checkpoints import read_checkpoint, write_checkpoint
 from src.training.task import Task
 
@@ -27,6 +27,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     A checkpoint is copied to the host's memory and written by a thread. One that would take more than half of the free
     memory is written at once. A write that fails raises its UserError at the next save or `wait`.
+    `storage_options` may be another path, which the file then has as well.
     """
 
     def __init__(self, free_memory: Callable[[], int] = lambda: psutil.virtual_memory().available) -> None:
@@ -39,10 +40,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             self._pending.pop(0).result()
         if size_of(checkpoint) > self._free_memory() / 2:
             self.wait()
-            write_checkpoint(checkpoint, Path(path))
+            write(checkpoint, Path(path), storage_options)
             return
         copy = apply_to_collection(checkpoint, Tensor, lambda tensor: tensor.detach().to("cpu", copy=True))
-        self._pending.append(self._thread.submit(write_checkpoint, copy, Path(path)))
+        self._pending.append(self._thread.submit(write, copy, Path(path), storage_options))
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         self.wait()
@@ -58,6 +59,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self.wait()
 
 
+def write(checkpoint: dict[str, Any], path: Path, also: Path | None) -> None:
+    write_checkpoint(checkpoint, path)
+    if also is not None:
+        link_atomically(path, also)
+
+
 def size_of(checkpoint: dict[str, Any]) -> int:
     """Returns the bytes of its tensors."""
     sizes: list[int] = []
@@ -68,6 +75,7 @@ def size_of(checkpoint: dict[str, Any]) -> int:
 class Checkpoint(BaseCheckpoint):
     """Writes `last.ckpt`, and `best.ckpt` when an evaluation has the best value so far of the task's final metric.
 
+    Where both are written after one step they are one file with two names: it takes half of the time and the disk.
     A resumed run copies the `best.ckpt` of the run it continues.
 
     Args:
@@ -85,6 +93,7 @@ class Checkpoint(BaseCheckpoint):
         self.last_path: Path | None = None  # of the newest `last.ckpt` of this run
         self._saved_at = -1
         self._due = False
+        self._is_best = False  # what is about to be written as `last.ckpt`
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: Task) -> None:
         if self.best is None or self.best_path is not None or trainer.ckpt_path is None:
@@ -110,11 +119,16 @@ class Checkpoint(BaseCheckpoint):
             return
         metric = pl_module.final_metric
         value = pl_module.metrics.get(metric.name)
+        fits = trainer.state.fn == TrainerFn.FITTING
+        is_within_epoch = fits and not trainer.is_last_batch
+        is_epochs = not is_within_epoch and (trainer.current_epoch + 1) % self.every_n_epochs == 0
+        saves_last = fits and (self._due or is_epochs or (is_within_epoch and trainer.should_stop))
         if value is not None and value == value and metric.better(value, self.best):
             self.best, self.best_path = value, self.folder / "best.ckpt"
-            self._save(trainer, pl_module, "best")
-        is_within_epoch = trainer.state.fn == TrainerFn.FITTING and not trainer.is_last_batch
-        if is_within_epoch and (self._due or trainer.should_stop):
+            self._is_best = saves_last
+            if not saves_last:
+                self._save(trainer, pl_module, "best")
+        if is_within_epoch and saves_last:
             self._due = False
             self._save_last(trainer, pl_module)
 
@@ -139,14 +153,17 @@ class Checkpoint(BaseCheckpoint):
         self.best = state_dict["best"]
 
     def _save_last(self, trainer: pl.Trainer, task: Task) -> None:
+        is_best, self._is_best = self._is_best, False
         if self._saved_at != trainer.global_step:
             self._saved_at = trainer.global_step
-            self._save(trainer, task, "last")
+            self._save(trainer, task, "last", self.folder / "best.ckpt" if is_best else None)
             self.last_path = self.folder / "last.ckpt"
+        elif is_best:
+            self._save(trainer, task, "best")
 
-    def _save(self, trainer: pl.Trainer, task: Task, name: str) -> None:
+    def _save(self, trainer: pl.Trainer, task: Task, name: str, also: Path | None = None) -> None:
         with task.clock.within("checkpoint"):
-            trainer.save_checkpoint(self.folder / f"{name}.ckpt")
+            trainer.save_checkpoint(self.folder / f"{name}.ckpt", storage_options=also)
 
 
 def is_evaluated_next(trainer: pl.Trainer) -> bool:

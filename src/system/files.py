@@ -8,6 +8,7 @@ import errno
 import fcntl
 import glob
 import os
+import shutil
 import socket
 import stat
 from collections.abc import Iterator
@@ -43,6 +44,16 @@ def written_atomically(path: Path) -> Iterator[Path]:
             os.replace(temporary, path)
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror or error}): choose another output folder") from error
+
+
+def link_atomically(source: Path, target: Path) -> None:
+    """Gives a file a second name; a copy, where the file system has one name a file. Raises UserError as above."""
+    with written_atomically(target) as temporary:
+        temporary.unlink()
+        try:
+            os.link(source, temporary)
+        except OSError:
+            shutil.copyfile(source, temporary)
 
 
 def remove_left_over(folder: Path, name: str | None = None) -> None:

@@ -1,6 +1,7 @@
 """When checkpoints are written, and that a failed write leaves the old file."""
 
 import concurrent.futures
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,57 @@ def test_a_resumed_run_copies_the_best_checkpoint_even_without_a_better_one(tmp_
     checkpoint.on_validation_end(trainer, task)
     assert checkpoint.best_path == here / "best.ckpt" and (here / "best.ckpt").read_bytes() == b"weights"
     assert trainer.saved == [] and Checkpoint(str(here)).best_path is None
+
+
+@pytest.mark.parametrize("evaluated_within", [False, True])
+def test_best_and_last_of_one_step_are_written_once(evaluated_within: bool) -> None:
+    trainer, task, checkpoint = StandInTrainer(), stand_in_task(), Checkpoint("folder", every_n_epochs=2)
+    task.metrics = {"quality": 1.0}
+    trainer.step, trainer.epoch, trainer.last_batch = 8, 1, not evaluated_within
+    trainer.stop = evaluated_within
+    checkpoint.on_validation_end(trainer, task)
+    assert trainer.saved == [("last.ckpt", 8), ("best.ckpt", 8)] * evaluated_within
+    checkpoint.on_train_epoch_end(trainer, task)
+    checkpoint.on_train_end(trainer, task)
+    assert trainer.saved == [("last.ckpt", 8), ("best.ckpt", 8)]
+    trainer.step, trainer.epoch, trainer.last_batch, trainer.stop = 12, 2, True, False
+    task.metrics = {"quality": 2.0}
+    checkpoint.on_validation_end(trainer, task)
+    assert trainer.saved[2:] == [("best.ckpt", 12)]  # no `last.ckpt` follows this epoch
+    checkpoint.on_train_end(trainer, task)
+    assert trainer.saved[3:] == [("last.ckpt", 12)]
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_checkpoint_of_two_names_keeps_what_it_is_when_one_is_replaced(
+    has_links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_links:
+        monkeypatch.setattr(os, "link", unlinkable)
+    plugin, last, best = AtomicCheckpointIO(), tmp_path / "last.ckpt", tmp_path / "best.ckpt"
+    plugin.save_checkpoint(numbered(1), last, best)
+    plugin.wait()
+    assert last.samefile(best) == has_links
+    plugin.save_checkpoint(numbered(2), last)
+    assert [plugin.load_checkpoint(path)["state_dict"] for path in (last, best)] == [{"number": 2}, {"number": 1}]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.ckpt", "last.ckpt"]
+
+
+def test_the_best_checkpoint_stays_where_the_last_one_could_not_be_written(tmp_path: Path) -> None:
+    plugin, last, best = AtomicCheckpointIO(), tmp_path / "last.ckpt", tmp_path / "best.ckpt"
+    plugin.save_checkpoint(numbered(1), last, best)
+    plugin.save_checkpoint({"state_dict": FailsToPickle(RuntimeError("write failed"))}, last, best)
+    with pytest.raises(UserError, match="cannot write"):
+        plugin.wait()
+    assert plugin.load_checkpoint(best) == numbered(1)
+
+
+def numbered(number: int) -> dict[str, Any]:
+    return {"state_dict": {"number": torch.tensor(number)}}
+
+
+def unlinkable(*_: Any) -> None:
+    raise OSError("no links")
 
 
 def train(checkpoint: Checkpoint, epochs: int, steps: int, stop_at: int | None = None) -> list[tuple[str, int]]:

@@ -28,8 +28,8 @@ class StandInTrainer(pl.Trainer):
         self._plugins = SimpleNamespace(checkpoint_io=AtomicCheckpointIO())
         self._loggers = []
 
-    def save_checkpoint(self, filepath: Any, *_: Any, **__: Any) -> None:
-        self.saved.append((filepath.name, self.step))
+    def save_checkpoint(self, filepath: Any, weights_only: Any = None, storage_options: Any = None) -> None:
+        self.saved += [(path.name, self.step) for path in (filepath, storage_options) if path is not None]
 
     strategy = property(lambda self: self._plugins)
     global_step = property(lambda self: self.step)

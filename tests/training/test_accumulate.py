@@ -89,10 +89,10 @@ def test_no_checkpoint_falls_between_the_batches_of_a_step(tmp_path: Path, monke
     saved: list[tuple[int, int]] = []
     save = Checkpoint._save
 
-    def noting(self: Checkpoint, trainer: pl.Trainer, task: pl.LightningModule, name: str) -> None:
+    def noting(self: Checkpoint, trainer: pl.Trainer, task: pl.LightningModule, *names: Any) -> None:
         state = trainer.datamodule.state_dict()  # type: ignore[attr-defined]
         saved.append((trainer.global_step, state["epoch"] * 7 + state["position"]))
-        save(self, trainer, task, name)  # type: ignore[arg-type]
+        save(self, trainer, task, *names)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Checkpoint, "_save", noting)
     options = "fit.max_epochs=2", "hp.accumulate=3", "fit.eval_every_n_epochs=null", "fit.final_evaluation=false"
