@@ -23,6 +23,7 @@ ARGUMENTS = {
     "moflow.sh": ("speed",),
     "scaling.sh": ("moflow",),
     "se3_transformer.sh": ("speed",),
+    "starts.sh": (),
 }
 
 
