@@ -74,7 +74,10 @@ def unpack(archive: Path) -> tuple[int, int]:
         raise UserError(f"{archive} has other files than Triton's cache: {ADVICE}")
     for target, content in files.items():
         if target.name.startswith(GROUP):
-            files[target] = moved(parsed(content, f"{archive}: {target.name}"), target.parent)
+            group = moved(parsed(content, f"{archive}: {target.name}"), target.parent)
+            # Triton 3.8 takes a kernel for lost of which a listed file is.
+            there_are = {name: path for name, path in group.items() if Path(path) in files}
+            files[target] = json.dumps({"child_paths": there_are}).encode()
     check_writable(folder)
     there = sum(target.suffix == KERNEL and target.exists() for target in files)
     with TemporaryDirectory(dir=folder, prefix="unpack.") as temporary:
@@ -95,12 +98,12 @@ def is_file_of_cache(name: str) -> bool:
     return len(path.parts) == 2 and not {".", ".."} & {*path.parts} and not path.is_absolute() and "\0" not in name
 
 
-def moved(group: Any, folder: Path) -> bytes:
-    """Returns the list of the files that make up a kernel, with their paths in this cache."""
+def moved(group: Any, folder: Path) -> dict[str, str]:
+    """Returns the files that make up a kernel by their names, with their paths in this cache."""
     paths = group.get("child_paths") if isinstance(group, dict) else None
     if not isinstance(paths, dict) or not all(isinstance(path, str) for path in paths.values()):
         raise UserError(f"a list of a kernel's files is damaged: {ADVICE}")
-    return json.dumps({"child_paths": {name: str(folder / Path(path).name) for name, path in paths.items()}}).encode()
+    return {name: str(folder / Path(path).name) for name, path in paths.items()}
 
 
 def listed(made: Any) -> str:
