@@ -1,6 +1,7 @@
 """Batches of molecular graphs in a few fixed shapes, assembled on the device that holds the data set."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from src.datamodules.resident import OrderedLoader
 EDGE_FEATURES = 4
 MULTIPLE = 128  # capacities are multiples of it
 SPREAD = 4  # standard deviations of a batch's size between the mean and the first bucket's capacity
+AHEAD = 16  # batches gathered at once, at most,
+SLOTS = 1 << 20  # and as many edges, unless one batch has more
 GROWTH = 1.1  # ratio of a bucket's capacity to the one before
 
 
@@ -49,7 +52,7 @@ class Buckets:
 class ResidentGraphs:
     """All molecules on one device, followed by an empty molecule, a blank atom and a blank edge for padding.
 
-    `batch` returns what Graph.build returns for the concatenated molecules, with gathers alone.
+    `batches` returns what Graph.build returns for the concatenated molecules, with gathers alone.
     """
 
     def __init__(
@@ -92,33 +95,43 @@ class ResidentGraphs:
         """The row of the molecule without atoms, which pads batches."""
         return len(self.num_nodes)
 
-    def batch(self, rows: Int[Tensor, " graphs"], count: int, shape: tuple[int, int]) -> GraphBatch:
-        """Returns the molecules `rows`, of which the first `count` are real, padded to `shape` (nodes, edges)."""
+    def batches(
+        self, rows: Int[Tensor, "batches graphs"], counts: Sequence[int], shape: tuple[int, int]
+    ) -> list[GraphBatch]:
+        """Returns a batch of each row's molecules, of which the first `counts` are real, padded to `shape`.
+
+        A gather for many batches takes a GPU hardly longer than for one.
+        """
         nodes, edges = shape
-        ends = self._sizes.index_select(1, rows).cumsum(1)
+        ends = self._sizes[:, rows].cumsum(2)
         ptr = torch.nn.functional.pad(ends, (1, 0))
         # Atom or edge index minus slot of the batch, by molecule; slots after the last molecule get blanks.
-        shift = torch.cat([self._starts.index_select(1, rows) - ptr[:, :-1], self._blanks], 1)
+        blanks = self._blanks[:, :, None].expand(2, len(rows), 1)
+        shift = torch.cat([self._starts[:, rows] - ptr[:, :, :-1], blanks], 2)
         node, of_node = _gather_index(nodes + 1, ends[0], shift[0], blank=len(self._elements) - 1)
         edge, of_edge = _gather_index(edges, ends[1], shift[1], blank=len(self._orders) - 1)
         first_node = ptr[0].clone()
-        first_node[-1].fill_(nodes - 1)  # an assignment would synchronise with the device
-        src, dst = self._ends.index_select(1, edge) + first_node[of_edge]
-        dst_ptr = self._edges_before[node] + ptr[1][of_node]
-        node = node[:-1]
-        return GraphBatch(
-            positions=self._positions[node],
-            src=src,
-            dst=dst,
-            dst_ptr=dst_ptr,
-            src_order=self._reverse[edge] + torch.arange(edges, device=self.device),
-            src_ptr=dst_ptr,  # every edge has its reverse
-            graph_ptr=ptr[0],
-            node_features=self._node_features[self._elements[node]],
-            edge_features=self._edge_features[self._orders[edge]],
-            targets=self._targets[rows],
-            count=count,
-        )
+        first_node[:, -1].fill_(nodes - 1)  # an assignment would synchronise with the device
+        src, dst = self._ends[:, edge] + first_node.gather(1, of_edge)
+        dst_ptr = self._edges_before[node] + ptr[1].gather(1, of_node)
+        node = node[:, :-1]
+        gathered = {
+            "positions": self._positions[node],
+            "src": src,
+            "dst": dst,
+            "src_order": self._reverse[edge] + torch.arange(edges, device=self.device),
+            "node_features": self._node_features[self._elements[node]],
+            "edge_features": self._edge_features[self._orders[edge]],
+        }
+        # Copied where rows do not begin at multiples of 16 bytes, for which Triton would compile other kernels.
+        odd = [tensor.unbind() for tensor in (dst_ptr, ptr[0], self._targets[rows])]
+        batches = []
+        for number, count in enumerate(counts):
+            edges_into, atoms, targets = (tensors[number].clone() for tensors in odd)
+            batch = {name: tensor[number] for name, tensor in gathered.items()}
+            ends_of = {"dst_ptr": edges_into, "src_ptr": edges_into, "graph_ptr": atoms}  # every edge has its reverse
+            batches.append(GraphBatch(**batch, **ends_of, targets=targets, count=count))
+        return batches
 
 
 def features_of(elements: Sequence[int]) -> Float[Tensor, "elements_and_1 features"]:
@@ -133,12 +146,12 @@ def features_of(elements: Sequence[int]) -> Float[Tensor, "elements_and_1 featur
 
 
 def _gather_index(
-    slots: int, ends: Int[Tensor, " graphs"], shift: Int[Tensor, " graphs_and_1"], blank: int
-) -> tuple[Int[Tensor, " slots"], Int[Tensor, " slots"]]:
+    slots: int, ends: Int[Tensor, "batches graphs"], shift: Int[Tensor, "batches graphs_and_1"], blank: int
+) -> tuple[Int[Tensor, "batches slots"], Int[Tensor, "batches slots"]]:
     """Returns the index of the atom or edge of each slot of a batch, and its molecule's number in the batch."""
-    slot = torch.arange(slots, device=ends.device)
+    slot = torch.arange(slots, device=ends.device).repeat(len(ends), 1)
     molecule = torch.searchsorted(ends, slot, right=True)
-    return (slot + shift[molecule]).clamp_(max=blank), molecule
+    return (slot + shift.gather(1, molecule)).clamp_(max=blank), molecule
 
 
 class GraphLoader(OrderedLoader[GraphBatch]):
@@ -153,6 +166,7 @@ class GraphLoader(OrderedLoader[GraphBatch]):
         self.graphs, self.buckets = graphs, buckets
         self._rows = index
         self._plan: list[tuple[int, tuple[int, int]]] = []
+        self._ahead: dict[int, GraphBatch] = {}  # by step
 
     def __len__(self) -> int:
         most = -(-len(self.index) // self.world_size)
@@ -170,6 +184,14 @@ class GraphLoader(OrderedLoader[GraphBatch]):
             for step, size in enumerate(zip(nodes.tolist(), edges.tolist(), strict=True))
         ]
         self._rows = rows.to(self.graphs.device)
+        self._ahead = {}
 
     def batch(self, step: int) -> GraphBatch:
-        return self.graphs.batch(self._rows[step], *self._plan[step])
+        if step not in self._ahead:
+            shape = self._plan[step][1]
+            most = max(1, min(AHEAD, SLOTS // shape[1]))
+            together = takewhile(lambda plan: plan[1] == shape, self._plan[step : step + most])
+            counts = [count for count, _ in together]
+            batches = self.graphs.batches(self._rows[step : step + len(counts)], counts, shape)
+            self._ahead = dict(enumerate(batches, step))
+        return self._ahead.pop(step)

@@ -145,6 +145,23 @@ def test_a_batch_of_large_molecules_takes_a_larger_bucket() -> None:
     assert shapes[0] == shapes[1] == buckets.shapes[0][0] < shapes[2] <= buckets.shapes[-1][0]
 
 
+@pytest.mark.parametrize("slots", [1, 3 * MULTIPLE, 1 << 20])
+def test_batches_gathered_together_are_those_gathered_alone(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a batch of another shape ends what is gathered, and where a training goes on."""
+    small = loader(2, shuffle=True)
+    small.buckets.shapes = [(16, 32), *small.buckets.shapes]
+    monkeypatch.setattr("src.datamodules.graphs.loader.AHEAD", 1)
+    alone = list(small)
+    assert len({len(batch.positions) for batch in alone}) == 2
+    monkeypatch.setattr("src.datamodules.graphs.loader.AHEAD", 5)
+    monkeypatch.setattr("src.datamodules.graphs.loader.SLOTS", slots)
+    for first in (0, 7):
+        small.load_state_dict({"epoch": 0, "position": first})
+        for one, other in zip(alone[first:], small, strict=True):
+            pairs = zip(one[:-1], other[:-1], strict=True)
+            assert one.count == other.count and all(x.nan_to_num(-1).equal(y.nan_to_num(-1)) for x, y in pairs)
+
+
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_batches_are_assembled_on_the_gpu_without_synchronisation() -> None:
