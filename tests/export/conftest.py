@@ -24,9 +24,13 @@ def mobilenet_of_timm(home: Path, *overrides: str) -> DictConfig:
     return composed("train", *kept, "hp.lr=1e-3", *overrides)
 
 
+def mirrored_se3(home: Path, *overrides: str) -> DictConfig:
+    return tiny_se3(home, "model.task.mirror=true", *overrides)
+
+
 CONFIGS: dict[str, Callable[..., DictConfig]] = {
     "moflow": tiny_config,
-    "se3_transformer": tiny_se3,
+    "se3_transformer": mirrored_se3,
     "dlrm": tiny_dlrm,
     "mobilenet_v1": tiny_mobilenet,
     "mobilenet_v1 as timm's": mobilenet_of_timm,

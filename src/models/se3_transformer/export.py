@@ -1,5 +1,6 @@
 """The SE(3)-Transformer for export.py: molecules to one property in its natural unit."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,9 +22,10 @@ class Property(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, network: SE3TransformerPooled, mean: Tensor, std: Tensor) -> None:
+    def __init__(self, network: SE3TransformerPooled, mean: Tensor, std: Tensor, mirror: bool) -> None:
+        """`mirror`: the mean over a molecule and its mirror image."""
         super().__init__()
-        self.network = network
+        self.network, self.mirror = network, mirror
         self.register_buffer("mean", mean.clone())
         self.register_buffer("std", std.clone())
 
@@ -32,9 +34,19 @@ class Property(nn.Module):
     ) -> Tensor:
         in_degrees = torch.zeros_like(positions[:, 0], dtype=torch.int64).index_add(0, dst, torch.ones_like(dst))
         dst_ptr = F.pad(in_degrees.cumsum(0), (1, 0))
-        # The plain network reads no order of the edges by source.
-        graph = Graph(positions, src, dst, dst_ptr, src, dst_ptr, graph_ptr, distinct=True)
-        return self.network(graph, atoms, bonds)[:, 0].double() * self.std + self.mean
+
+        def normalised(positions: Tensor) -> Tensor:
+            # The plain network reads no order of the edges by source.
+            graph = Graph(positions, src, dst, dst_ptr, src, dst_ptr, graph_ptr, distinct=True)
+            return self.network(graph, atoms, bonds)[:, 0].double()
+
+        values = mean_of_images(normalised, positions) if self.mirror else normalised(positions)
+        return values * self.std + self.mean
+
+
+def mean_of_images(values: Callable[[Tensor], Tensor], positions: Tensor) -> Tensor:
+    """Returns the mean of a function of the atoms' positions over molecules and their mirror images."""
+    return (values(positions) + values(-positions)) / 2
 
 
 def exported(task: Any) -> Export:
@@ -59,9 +71,10 @@ def exported(task: Any) -> Export:
             "atom_features": dict(zip(elements, features_of([*map(number_of, elements)]).tolist(), strict=False)),
             "bond_features": BONDS,
             "positions": "angstrom",
+            "mean_of_mirror_images": task.mirror,
         },
         graph=TensorGraph(
-            Property(task.network, task.mean, task.std),
+            Property(task.network, task.mean, task.std, task.mirror),
             example,
             free | {"bonds": edges},
             (task.quantity or "value",),

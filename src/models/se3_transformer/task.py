@@ -19,7 +19,7 @@ from src.measure.clock import Clock
 from src.measure.roofline import Cost
 from src.models.se3_transformer import fast
 from src.models.se3_transformer.cost import Molecule, cost
-from src.models.se3_transformer.export import exported
+from src.models.se3_transformer.export import exported, mean_of_images
 from src.models.se3_transformer.network import SE3TransformerPooled
 from src.models.se3_transformer.predict import Quantity, predict_molecules
 from src.models.se3_transformer.predictor import MoleculePredictor
@@ -45,9 +45,9 @@ class SE3TransformerTask(Task):
         unit_of_quantity: where a checkpoint keeps it; training takes it from the datamodule.
         target: mean absolute errors in natural units that count as reached, by quantity.
         elements: that the weights know; None until the data tell (those of QM9, for a checkpoint without them).
-        mirror: train on the mirror images of about half of a batch's molecules, another half each time. The network is
-            equivariant to rotations alone and has to learn that images are equal in energies and all of QM9's targets.
-            Not for what distinguishes them, such as optical rotation.
+        mirror: train on the mirror images of about half of a batch's molecules, another half each time, and predict
+            the mean over both images. The network is equivariant to rotations alone and has to learn that images are
+            equal in energies and all of QM9's targets. Not for what distinguishes them, such as optical rotation.
     """
 
     unit = "molecules"
@@ -131,8 +131,14 @@ class SE3TransformerTask(Task):
         return self.network(batch.graph, batch.node_features, batch.edge_features).squeeze(1)
 
     def predicted(self, batch: GraphBatch) -> Float[Tensor, " graphs"]:
-        """Predictions in natural units, in float64."""
-        return self.normalised(batch).double() * self.std + self.mean
+        """Predictions in natural units, in float64; with `mirror` the mean over a molecule and its mirror image."""
+
+        def normalised(positions: Tensor) -> Tensor:
+            return self.normalised(batch._replace(positions=positions)).double()
+
+        positions = batch.positions
+        values = mean_of_images(normalised, positions) if self.mirror else normalised(positions)
+        return values * self.std + self.mean
 
     def count(self, batch: GraphBatch) -> int:
         return batch.count

@@ -52,8 +52,7 @@ class TestSE3Transformer(TaskContract):
         loss, grads = gradients(task, batch._replace(targets=torch.full((2,), math.nan)))
         assert grads and loss == 0 and all(not gradient.any() for gradient in grads.values())
 
-    def test_training_with_mirror_sees_mirror_images(self, home: Path) -> None:
-        """And a prediction does not."""
+    def test_training_with_mirror_sees_mirror_images_and_a_prediction_is_their_mean(self, home: Path) -> None:
         config = self.config(home).model.task
         plain, mirroring = instantiate(config), instantiate(config, mirror=True)
         mirroring.load_state_dict(plain.state_dict())
@@ -63,7 +62,11 @@ class TestSE3Transformer(TaskContract):
         torch.manual_seed(1)
         mirrored = batch._replace(positions=partly_mirrored(batch.positions, batch.graph_ptr))
         assert loss == plain.loss(mirrored)["loss"] != plain.loss(batch)["loss"]
-        assert mirroring.predicted(batch).equal(plain.predicted(batch))
+        images = batch, batch._replace(positions=-batch.positions)
+        expected = torch.stack([plain.predicted(image) for image in images])
+        assert not expected[0].equal(expected[1])
+        for image in images:
+            torch.testing.assert_close(mirroring.predicted(image), expected.mean(0), rtol=0, atol=1e-12)
 
     def test_a_checkpoint_contains_mean_deviation_and_unit(self, home: Path) -> None:
         job = self.job(home, "units")
