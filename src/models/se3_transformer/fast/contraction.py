@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from src.gpu.partial_sums import sum_partials
 from src.gpu.products import transposed
 from src.gpu.triton_helpers import launch, power_of_2, precision, reads_registers
 from src.models.se3_transformer.fast import contraction_triton as kernels
@@ -253,7 +254,7 @@ def backward_data(h: Tensor, x: Tensor, w: Tensor, g: Tensor, plan: Plan) -> tup
         TRANSPOSED=swapped, PRECISION=precision(x.dtype), **jobs.constants,
         num_warps=tiles.warps, num_stages=tiles.stages,
     )  # fmt: skip
-    return partials.sum(0), grad_columns
+    return sum_partials(partials), grad_columns
 
 
 def backward_weight(h: Tensor, x: Tensor, g: Tensor, plan: Plan, size: int) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from src.gpu.partial_sums import sum_partials
 from src.gpu.second_gradients import gradients_by
 from src.gpu.triton_helpers import can_take, launch, power_of_2
 from src.models.se3_transformer.fast import norm_triton as kernels
@@ -71,7 +72,7 @@ class Norm(torch.autograd.Function):
             features, weight, bias, grad, grad_features, partials, len(features), blocks, *ctx.constants, **shape,
             num_warps=1,
         )  # fmt: skip
-        grad_weight, grad_bias = partials.sum(0).to(weight.dtype)
+        grad_weight, grad_bias = sum_partials(partials).to(weight.dtype)
         return grad_features, grad_weight, grad_bias, None, None, None
 
 

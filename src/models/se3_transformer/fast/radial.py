@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from src.gpu.partial_sums import sum_partials
 from src.gpu.second_gradients import gradients_by
 from src.gpu.triton_helpers import can_take, launch, thorough
 from src.models.se3_transformer.fast import radial_triton as kernels
@@ -62,7 +63,7 @@ class Hidden(torch.autograd.Function):
             INPUTS=inputs.shape[1], PADDED=16, MID=ctx.mid, NORM=ctx.eps is not None, BE=EDGES,
             WANTS_INPUTS=wants_inputs, PRECISION=thorough(torch.float32), num_warps=4,
         )  # fmt: skip
-        return grad_inputs if wants_inputs else None, partials.sum(0), None, None
+        return grad_inputs if wants_inputs else None, sum_partials(partials), None, None
 
 
 def plain(
