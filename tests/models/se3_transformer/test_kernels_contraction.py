@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from src.models.se3_transformer import ConvSE3, Fiber, fast
-from src.models.se3_transformer.fast.contraction import aligned, chunks, even, inner_widths, outputs_of
+from src.models.se3_transformer.fast.contraction import SINGLE as SINGLE_TILES
+from src.models.se3_transformer.fast.contraction import Tiles, aligned, chunks, even, inner_widths, outputs_of
 from src.models.se3_transformer.fast.conv import plans_of
 from src.models.se3_transformer.fast.frames import EdgeLayout
 from src.models.se3_transformer.fast.plan import Plan
@@ -58,6 +59,14 @@ def test_the_gradient_of_radial_weights_sums_the_splits(inputs: Fiber) -> None:
 def test_outputs_wider_than_a_tile_are_split(width: int) -> None:
     assert contraction(fused, plan_of(Fiber({0: 3}), Fiber({0: width})), 20, 16, torch.float32).largest < SINGLE
     assert contraction(fused, plan_of(Fiber({1: 3}), Fiber({1: width})), 20, 16, torch.float32).largest < SINGLE
+
+
+@pytest.mark.parametrize("inputs", [4, 8])
+def test_a_forward_step_takes_any_power_of_two_inputs(inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SINGLE_TILES, "forward", Tiles(32, inputs, 4, 2))
+    for channels in (inputs, 5):  # as many as a step has, and a remainder
+        plan = plan_of(Fiber.create(2, channels), Fiber.create(2, 4))
+        assert contraction(fused, plan, 40, 16, torch.float32).largest < SINGLE
 
 
 @pytest.mark.parametrize("edges", [1, 32, 64, 128, 131, 290])

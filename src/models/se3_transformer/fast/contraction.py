@@ -17,6 +17,7 @@ from src.models.se3_transformer.fast import contraction_triton as kernels
 from src.models.se3_transformer.fast.plan import Plan, mixing_on
 
 MAX_OUTPUTS = 128  # channels of all output degrees of one m; the limit of a backward tile
+FORWARD_OUTPUTS = 32  # the limit of a forward tile, whose sums of both signs and radial weights fill the registers
 SPLITS = 4  # parts of the edges with partial weight gradients, computed in parallel and added in a fixed order
 
 
@@ -30,9 +31,9 @@ class Tiles:
     stages: int
 
 
-# The fastest of those measured on an H200: docs/notes/2026-11-21-se3-kernels.md.
-HALF = {"forward": Tiles(256, 4, 8, 2), "data": Tiles(128, 4, 8, 3), "weight": Tiles(64, 4, 4, 3)}
-SINGLE = {"forward": Tiles(128, 2, 4, 2), "data": Tiles(128, 2, 8, 2), "weight": Tiles(32, 4, 4, 4)}
+# The fastest of those measured on an H200: docs/notes/2026-11-21-se3-kernels.md; forward, by count of its machine code.
+HALF = {"forward": Tiles(128, 2, 8, 3), "data": Tiles(128, 4, 8, 3), "weight": Tiles(64, 4, 4, 3)}
+SINGLE = {"forward": Tiles(128, 2, 8, 2), "data": Tiles(128, 2, 8, 2), "weight": Tiles(32, 4, 4, 4)}
 
 
 @dataclass(frozen=True)
@@ -73,13 +74,13 @@ def supported(plan: Plan, mid: int) -> bool:
     return all(len(out.columns_plus) <= MAX_OUTPUTS for out in outputs_of(plan))
 
 
-def chunks(width: int) -> Iterator[tuple[int, int]]:
-    """Yields (begin, size) of tiles that cover `width` columns; sizes are powers of two from 16 on."""
+def chunks(width: int, largest: int = MAX_OUTPUTS) -> Iterator[tuple[int, int]]:
+    """Yields (begin, size) of tiles that cover `width` columns; sizes are powers of two from 16 to `largest`."""
     begin = 0
     while begin < width:
         left = width - begin
         size = 1 << (left.bit_length() - 1)
-        size = max(min(size, MAX_OUTPUTS), 16)
+        size = max(min(size, largest), 16)
         yield begin, size
         begin += size
 
@@ -139,12 +140,11 @@ class Jobs:
 def forward_jobs(plan: Plan, device: torch.device) -> Jobs:
     jobs = []
     for out in outputs_of(plan):
-        for begin, size in chunks(len(out.columns_plus)):
-            for sign in (1, -1)[: 2 if out.m else 1]:
-                a, b = (out.plus, out.minus)[::sign]
-                columns = (out.columns_plus, out.columns_minus)[::sign][0]
-                head = [sign, out.num_inputs, out.weight_a, out.weight_b if out.m else -1, a, b, out.channels, begin]
-                jobs.append((size, head + padded(columns, begin, size)))
+        signs = 2 if out.m else 1
+        for begin, size in chunks(len(out.columns_plus), FORWARD_OUTPUTS):
+            head = [0, out.num_inputs, out.weight_a, out.weight_b, out.plus, out.minus, out.channels, begin]
+            columns = [padded(signed, begin, FORWARD_OUTPUTS) for signed in (out.columns_plus, out.columns_minus)]
+            jobs.append(((signs, size), [*head, *columns[0], *columns[1]]))
     return Jobs.of(jobs, device)
 
 
@@ -221,8 +221,7 @@ class Contraction(torch.autograd.Function):
         launch(kernels.contract, (-(-edges // tiles.edges), len(jobs.rows)), 
             h, x, w, out, jobs.rows, jobs.kinds, edges, x.shape[1], out.shape[1],
             MID=h.shape[1], BE=tiles.edges, IB=tiles.inputs, EVEN=even(plan, tiles.inputs), ALIGNED=aligned(plan),
-            PRECISION=precision(x.dtype), SETTLE=reads_registers(x), **jobs.constants,
-            num_warps=tiles.warps, num_stages=tiles.stages,
+            PRECISION=precision(x.dtype), **jobs.constants, num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
         return out
 
