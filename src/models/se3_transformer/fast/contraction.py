@@ -23,12 +23,19 @@ SPLITS = 4  # parts of the edges with partial weight gradients, computed in para
 
 @dataclass(frozen=True)
 class Tiles:
-    """Edges and input channels of one kernel's tile, its warps and pipeline stages."""
+    """Edges and input channels of one kernel's tile, its warps, pipeline stages and registers."""
 
     edges: int
     inputs: int
     warps: int
     stages: int
+    registers: int | None = None  # at most so many of a thread, so that more blocks fit a multiprocessor
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Options of the launch."""
+        limit = {} if self.registers is None else {"maxnreg": self.registers}
+        return {"num_warps": self.warps, "num_stages": self.stages, **limit}
 
 
 # The fastest of those measured on an H200: docs/notes/2026-11-21-se3-kernels.md; forward, by count of its machine code.
@@ -158,7 +165,8 @@ def data_jobs(plan: Plan, device: torch.device) -> Jobs:
             same, other = (out.columns_plus, out.columns_minus)[::sign]
             column = (out.plus, out.minus)[::sign][0]
             head = [-sign, out.num_inputs, out.weight_a, out.weight_b if out.m else -1, column, 0, out.channels, 0]
-            jobs.append((widths[out.m], head + padded(same, 0, widest) + padded(other, 0, widest)))
+            kind = (*widths[out.m], 2 if out.m else 1)
+            jobs.append((kind, head + padded(same, 0, widest) + padded(other, 0, widest)))
     return Jobs.of(jobs, device)
 
 
@@ -221,7 +229,7 @@ class Contraction(torch.autograd.Function):
         launch(kernels.contract, (-(-edges // tiles.edges), len(jobs.rows)), 
             h, x, w, out, jobs.rows, jobs.kinds, edges, x.shape[1], out.shape[1],
             MID=h.shape[1], BE=tiles.edges, IB=tiles.inputs, EVEN=even(plan, tiles.inputs), ALIGNED=aligned(plan),
-            PRECISION=precision(x.dtype), **jobs.constants, num_warps=tiles.warps, num_stages=tiles.stages,
+            PRECISION=precision(x.dtype), **jobs.constants, **tiles.options,
         )  # fmt: skip
         return out
 
@@ -251,7 +259,7 @@ def backward_data(h: Tensor, x: Tensor, w: Tensor, g: Tensor, plan: Plan) -> tup
         h, x, w, g, partials, grad_columns, jobs.rows, jobs.kinds, edges, x.shape[1], g.shape[1],
         MID=h.shape[1], BE=tiles.edges, IB=tiles.inputs, EVEN=even(plan, tiles.inputs), ALIGNED=aligned(plan),
         TRANSPOSED=swapped, PRECISION=precision(x.dtype), **jobs.constants,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        **tiles.options,
     )  # fmt: skip
     return sum_partials(partials), grad_columns
 
@@ -268,7 +276,7 @@ def backward_weight(h: Tensor, x: Tensor, g: Tensor, plan: Plan, size: int) -> T
         kernels.contract_backward_weight, (len(jobs.rows), SPLITS), h, x, g, partials, jobs.rows, jobs.kinds, length,
         size, -(-blocks // SPLITS), MID=mid, BE=tiles.edges, IB=tiles.inputs, EVEN=even(plan, tiles.inputs),
         PRECISION=precision(x.dtype), SETTLE=reads_registers(x), **jobs.constants,
-        num_warps=tiles.warps, num_stages=tiles.stages,
+        **tiles.options,
     )  # fmt: skip
     return partials
 

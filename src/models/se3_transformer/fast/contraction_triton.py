@@ -148,14 +148,13 @@ def _rows_of(grad, rows64, is_row, stride, table, begin, COUNT: tl.constexpr, AL
 @triton.jit
 def _data_tile(
     job, hidden, columns, mixed, grad, grad_hidden, grad_columns, edges, column_stride, grad_stride, ROW: tl.constexpr,
-    MID: tl.constexpr, BE: tl.constexpr, BN1: tl.constexpr, BN2: tl.constexpr, IB: tl.constexpr,
+    MID: tl.constexpr, BE: tl.constexpr, BN1: tl.constexpr, BN2: tl.constexpr, TERMS: tl.constexpr, IB: tl.constexpr,
     EVEN: tl.constexpr, ALIGNED: tl.constexpr, TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     inputs, first_a, first_b = tl.load(job + 1), tl.load(job + 2), tl.load(job + 3)
     column, channels = tl.load(job + 4), tl.load(job + 6)
     sign = tl.load(job)
     same, other = job + HEAD, job + HEAD + (ROW - HEAD) // 2  # output columns of this sign and of the other
-    has_b = first_b >= 0
 
     rows = tl.program_id(0) * BE + tl.arange(0, BE)
     is_row = rows < edges
@@ -165,16 +164,18 @@ def _data_tile(
     n1 = tl.arange(0, BN1)
     is_n1 = _output_columns(same, 0, BN1, ALIGNED)[1]
     g1 = _rows_of(grad, rows64, is_row, grad_stride, same, 0, BN1, ALIGNED)
-    r1 = _rows_of(grad, rows64, is_row & has_b, grad_stride, other, 0, BN1, ALIGNED)
-    r1 = tl.where(sign < 0, -r1, r1)
+    if TERMS == 2:
+        r1 = _rows_of(grad, rows64, is_row, grad_stride, other, 0, BN1, ALIGNED)
+        r1 = tl.where(sign < 0, -r1, r1)
     of_n1, of_input = _weights_of(n1, k, inputs, channels, MID, TRANSPOSED)
     w1 = mixed + of_n1[:, None] + of_input[None, :]
     if BN2 > 0:
         n2 = BN1 + tl.arange(0, BN2)
         is_n2 = _output_columns(same, BN1, BN2, ALIGNED)[1]
         g2 = _rows_of(grad, rows64, is_row, grad_stride, same, BN1, BN2, ALIGNED)
-        r2 = _rows_of(grad, rows64, is_row & has_b, grad_stride, other, BN1, BN2, ALIGNED)
-        r2 = tl.where(sign < 0, -r2, r2)
+        if TERMS == 2:
+            r2 = _rows_of(grad, rows64, is_row, grad_stride, other, BN1, BN2, ALIGNED)
+            r2 = tl.where(sign < 0, -r2, r2)
         of_n2, of_input2 = _weights_of(n2, k, inputs, channels, MID, TRANSPOSED)
         w2 = mixed + of_n2[:, None] + of_input2[None, :]
 
@@ -187,7 +188,7 @@ def _data_tile(
         z = tl.dot(g1, tl.load(w1 + first, mask=is_n1[:, None] & is_k, other=0.0), input_precision=PRECISION)
         if BN2 > 0:
             z = tl.dot(g2, tl.load(w2 + first, mask=is_n2[:, None] & is_k, other=0.0), z, input_precision=PRECISION)
-        if has_b:
+        if TERMS == 2:  # a constant: Triton does not pipeline loads of a branch
             first = tl.multiple_of((first_b + at * channels) * MID, MID)
             z = tl.dot(r1, tl.load(w1 + first, mask=is_n1[:, None] & is_k, other=0.0), z, input_precision=PRECISION)
             if BN2 > 0:
@@ -210,7 +211,8 @@ def contract_backward_data(
 ):  # fmt: skip
     """Gradients of the input columns of one sign of one m, and this job's partial gradient of the hidden layer.
 
-    The output channels are the inner dimension here, as sums of two widths (96 = 64 + 32).
+    The output channels are the inner dimension here, as sums of two widths (96 = 64 + 32). A kind of WIDTHS is both
+    and the number of terms (1 for m = 0).
     """
     job = jobs + tl.program_id(1) * ROW
     kind = tl.load(kinds + tl.program_id(1))
@@ -218,7 +220,7 @@ def contract_backward_data(
         if kind == t:
             _data_tile(
                 job, hidden, columns, mixed, grad, grad_hidden, grad_columns, edges, column_stride, grad_stride, ROW,
-                MID, BE, WIDTHS[t][0], WIDTHS[t][1], IB, EVEN, ALIGNED, TRANSPOSED, PRECISION,
+                MID, BE, WIDTHS[t][0], WIDTHS[t][1], WIDTHS[t][2], IB, EVEN, ALIGNED, TRANSPOSED, PRECISION,
             )  # fmt: skip
 
 
