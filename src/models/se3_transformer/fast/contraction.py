@@ -38,8 +38,9 @@ class Tiles:
         return {"num_warps": self.warps, "num_stages": self.stages, **limit}
 
 
-# The fastest of those measured on an H200: docs/notes/2026-11-21-se3-kernels.md; forward, by count of its machine code.
-HALF = {"forward": Tiles(128, 2, 8, 3), "data": Tiles(128, 4, 8, 3), "weight": Tiles(64, 4, 4, 3)}
+# The fastest measured on an H200 (docs/notes/2026-11-21-se3-kernels.md), but forward and data in half precision: two
+# blocks at once have enough registers and shared memory by machine code. `benchmarks.se3_kernels tiles` times others.
+HALF = {"forward": Tiles(128, 2, 8, 3), "data": Tiles(128, 2, 8, 2, 128), "weight": Tiles(64, 4, 4, 3)}
 SINGLE = {"forward": Tiles(128, 2, 8, 2), "data": Tiles(128, 2, 8, 2), "weight": Tiles(32, 4, 4, 4)}
 
 
