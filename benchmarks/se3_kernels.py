@@ -1,10 +1,13 @@
 """Times the SE(3)-Transformer's kernels on an NVIDIA GPU: `python -m benchmarks.se3_kernels`.
 
+`python -m benchmarks.se3_kernels tiles` times other tiles of a hidden layer's contraction in half precision.
+
 Sizes are those of batches of 240 and 1,600 molecules of QM9 with their bonds; values are random. `backward` is the time
 of forward and backward together minus forward. A multiply-add counts as 2 floating-point operations; backward has two
 products for each of forward.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,6 +28,15 @@ HIDDEN, VALUE = Fiber.create(4, 32), Fiber.create(4, 16)  # published: hidden fe
 MID, HEADS = 32, 8
 SIZES = {240: (4_352, 8_960), 1600: (28_800, 59_648)}  # padded nodes and edges by number of molecules
 
+Tiles = contraction.Tiles
+TILES = {  # whose machine code spills no registers; the first are those of training
+    "forward": (contraction.HALF["forward"], Tiles(128, 2, 8, 4), Tiles(128, 4, 8, 3), Tiles(256, 2, 16, 3),
+                Tiles(256, 2, 8, 3), Tiles(64, 2, 4, 3)),
+    "data": (contraction.HALF["data"], Tiles(128, 4, 8, 3), Tiles(128, 4, 8, 2), Tiles(128, 2, 8, 3, 128),
+             Tiles(64, 2, 4, 2, 128), Tiles(64, 2, 4, 3)),
+    "weight": (contraction.HALF["weight"], Tiles(64, 4, 4, 4), Tiles(32, 4, 4, 4)),
+}  # fmt: skip
+
 
 def main() -> None:
     """Prints one line for each kernel, precision and size."""
@@ -44,6 +56,30 @@ def main() -> None:
                 print(f"| {' | '.join(cells)} |", flush=True)
 
 
+def time_tiles() -> None:
+    """Prints ms, TFLOP/s as in `main` and the largest difference from the first tiles for each tile and size."""
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n")
+    print("| kernel | tiles | edges | ms | TFLOP/s | difference |\n|---|---|---:|---:|---:|---:|")
+    for nodes, edges in SIZES.values():
+        _, function, (h, x, w), products = kernels(rings(nodes, edges), torch.float16)[0]
+        plan = plans_of(hidden_layer())[0]
+        g, half = torch.randn_like(function(h, x, w)), w.half()
+        calls: dict[str, Callable[[], Tensor]] = {
+            "forward": lambda: function(h, x, w),  # noqa: B023 (called in this round)
+            "data": lambda: contraction.backward_data(h, x, half, g, plan)[1],  # noqa: B023
+            "weight": lambda: contraction.backward_weight(h, x, g, plan, half.numel()).sum(0),  # noqa: B023
+        }
+        for name, call in calls.items():
+            expected = call().float()
+            for tiles in TILES[name]:
+                contraction.HALF[name] = tiles
+                difference = (call().float() - expected).abs().max() / expected.abs().max()
+                ms = device_ms(call)
+                cells = [name, str(tiles), str(edges), f"{ms:.3f}", f"{products / ms / 1e9:.0f}", f"{difference:.1e}"]
+                print(f"| {' | '.join(cells)} |", flush=True)
+            contraction.HALF[name] = TILES[name][0]
+
+
 def rings(nodes: int, edges: int) -> Graph:
     """Returns a graph that joins every node to the next ones in a ring, with random positions."""
     src = torch.arange(edges) % nodes
@@ -57,7 +93,7 @@ Kernel = tuple[str, Callable[..., Tensor], Sequence[Tensor], float]
 
 def kernels(graph: Graph, dtype: torch.dtype) -> list[Kernel]:
     """Name, function, inputs and floating-point operations (0 if not a matrix product) of each kernel of a layer."""
-    layer: Any = ConvSE3(HIDDEN, HIDDEN, 4, 3, split=(VALUE, VALUE), use_layer_norm=True).cuda()
+    layer = hidden_layer()
     plan, group = plans_of(layer)[0], layer.groups[0]
     edges, nodes = len(graph.src), len(graph.positions)
     products = 2 * multiply_adds(plan) * edges
@@ -84,6 +120,10 @@ def kernels(graph: Graph, dtype: torch.dtype) -> list[Kernel]:
     ]  # fmt: skip
 
 
+def hidden_layer() -> Any:
+    return ConvSE3(HIDDEN, HIDDEN, 4, 3, split=(VALUE, VALUE), use_layer_norm=True).cuda()
+
+
 def multiply_adds(plan: Plan) -> int:
     """Multiply-adds of one edge: every mixed weight multiplies the components m and -m of its inputs."""
     sizes = ((m, plan.group.size((d_in, d_out))) for m, _, d_out, d_in in plan.terms())
@@ -100,4 +140,4 @@ def timed(function: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[fl
 
 
 if __name__ == "__main__":
-    main()
+    time_tiles() if sys.argv[1:] == ["tiles"] else main()
