@@ -73,4 +73,5 @@ class SyntheticImagesDataModule(ImageDataModule):
     ) -> ImageBatch:
         large = F.interpolate(patterns[labels], (self.image_size, self.image_size)).permute(0, 2, 3, 1)
         noise = torch.randn(large.shape, generator=generator, device=large.device)
-        return ImageBatch((large + NOISE * noise).clamp(0, 255).byte(), labels)
+        # The sum has the memory order of `large`, colours first.
+        return ImageBatch((large + NOISE * noise).clamp(0, 255).byte().contiguous(), labels)

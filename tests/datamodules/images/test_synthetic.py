@@ -31,6 +31,7 @@ def test_an_epoch_repeats_the_pool() -> None:
 def test_images_are_bytes_and_repeat_with_their_seed() -> None:
     first, again, other = (data(data_seed=seed).loader("val").pool for seed in (1, 1, 2))
     assert first[0].pixels.shape == (16, 16, 16, 3) and first[0].pixels.dtype == torch.uint8
+    assert first[0].pixels.is_contiguous()
     assert all(torch.equal(one.pixels, two.pixels) for one, two in zip(first, again, strict=True))
     assert not torch.equal(first[0].pixels, other[0].pixels)
     assert not torch.equal(first[0].pixels, first[1].pixels)
