@@ -132,7 +132,7 @@ def depthwise_backward(
     of_input, of_weight = torch.autograd.grad(made, (before, filters), channels_first(slopes_of(g, out, slopes)))
     yield "gradient", outputs[0], channels_last(of_input), of_input
     yield from sums(outputs[0], z, norm, outputs[1].values)
-    yield "weight", taps(outputs[2]), of_weight, of_weight
+    yield "weight", taps(outputs[1].values[:, 2:].sum(0).T), of_weight, of_weight
 
 
 def pointwise_forward(outputs: Any, z: Tensor, norm: Tensor, weight: Tensor, cap: float) -> Pairs:

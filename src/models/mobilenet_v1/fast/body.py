@@ -83,22 +83,27 @@ class Body(torch.autograd.Function):
         count, cap, images = len(layers), ctx.cap, ctx.saved_tensors[0]
         outputs, norms, weights = (ctx.saved_tensors[1 + k * count : 1 + (k + 1) * count] for k in range(3))
         g, partials = pool_backward(grads[0], outputs[-1], norms[-1], cap)
-        gradients: list[Tensor] = []  # gradients of parameters, last one first
+        gradients: list[Tensor | None] = [None] * (3 * count)  # in the order of `parameters`
         for number in reversed(range(count)):
             layer, out, weight = layers[number], outputs[number], weights[number]
             of_norm = conclude_backward(partials, norms[number])
-            of_output, stride = (g, out, of_norm.slopes), layer.conv.stride[0]
+            gradients[3 * number + 1 : 3 * number + 3] = of_norm.weight, of_norm.bias
+            if of_norm.taps is not None:
+                gradients[3 * number + 3] = unflattened(of_norm.taps, layers[number + 1])
+            of_output, stride, of_weight = (g, out, of_norm.slopes), layer.conv.stride[0], None
             if number == 0:
                 of_weight = stem.backward_weight(*of_output, images, weight, stride)
             elif layer.is_depthwise:
-                of_input = outputs[number - 1], norms[number - 1]
-                g, partials, of_weight = depthwise.backward(*of_output, weight, *of_input, stride, cap)
+                g, partials = depthwise.backward(
+                    *of_output, weight, outputs[number - 1], norms[number - 1], stride, cap
+                )
             else:
                 of_input = outputs[number - 1], norms[number - 1]
                 of_weight = pointwise.backward_weight(*of_output, *of_input, cap)
                 g, partials = pointwise.backward(*of_output, weight, *of_input, cap)
-            gradients += [of_norm.bias, of_norm.weight, unflattened(of_weight, layer)]
-        return None, None, None, None, *reversed(gradients)
+            if of_weight is not None:
+                gradients[3 * number] = unflattened(of_weight, layer)
+        return None, None, None, None, *gradients
 
 
 def features(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from src.gpu.triton_helpers import launch
 from src.models.mobilenet_v1.fast import depthwise_backward_triton, depthwise_triton
-from src.models.mobilenet_v1.fast.norm import CONCLUDED, Partials, programs_at_once
+from src.models.mobilenet_v1.fast.norm import Partials
 from src.models.mobilenet_v1.fast.tiles import strips_of
 
 
@@ -54,8 +54,8 @@ def backward(
     norm: Float[Tensor, "4 channels"],
     stride: int,
     cap: float = 0.0,
-) -> tuple[Float[Tensor, "images height width channels"], Partials, Float[Tensor, "channels 9"]]:
-    """Returns the gradient of BatchNorm(z), its partial sums, and the weight's gradient."""
+) -> tuple[Float[Tensor, "images height width channels"], Partials]:
+    """Returns the gradient of BatchNorm(z), and its partial sums with those of the weight's gradient."""
     programs, blocks, share, constants = plan(z, stride, "backward")
     g_in = torch.empty_like(z)
     values = z.new_empty(programs, 11, z.shape[-1], dtype=torch.float32)
@@ -63,15 +63,4 @@ def backward(
         depthwise_backward_triton.backward, (programs * blocks,), g, out, slopes, weight, z, norm, g_in, values,
         *share, CAP=cap, **constants,
     )  # fmt: skip
-    return g_in, Partials(values, z.numel() // z.shape[-1]), weight_gradient(values)
-
-
-def weight_gradient(values: Float[Tensor, "programs 11 channels"]) -> Float[Tensor, "channels 9"]:
-    """Adds the programs' partial weight gradients."""
-    programs, _, channels = values.shape
-    out = values.new_empty(channels, 9)
-    launch(
-        depthwise_backward_triton.conclude_weight, (-(-channels // CONCLUDED), 9), values, out, programs, channels,
-        WIDTH=CONCLUDED, BLOCK=programs_at_once(programs), num_warps=8,
-    )  # fmt: skip
-    return out
+    return g_in, Partials(values, z.numel() // z.shape[-1])

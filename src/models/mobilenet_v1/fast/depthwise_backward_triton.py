@@ -193,16 +193,3 @@ def backward(
     for i in tl.static_range(9):
         sums += (tl.sum(s[i], 0),)
     store_partials(partials, program, sums, channel, once, 11, CHANNELS)
-
-
-@triton.jit
-def conclude_weight(partials, out, programs, channels, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Writes `out` [channels, 9], one tap a program, from the last 9 vectors in `partials`."""
-    channel, tap = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH), tl.program_id(1)
-    total = tl.zeros([WIDTH], tl.float32)
-    for begin in range(0, programs, BLOCK):
-        program = begin + tl.arange(0, BLOCK)
-        mask = (program < programs)[:, None] & (channel < channels)[None, :]
-        offset = (program[:, None] * 11 + 2 + tap) * channels + channel[None, :]
-        total += tl.sum(tl.load(partials + offset, mask=mask, other=0.0), 0)
-    tl.store(out + channel * 9 + tap, total, mask=channel < channels)

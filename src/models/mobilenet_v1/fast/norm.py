@@ -22,11 +22,12 @@ class Partials(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Gradients of BatchNorm's weight and bias, and the coefficients of its input's gradient."""
+    """Gradients of BatchNorm's weight and bias, the coefficients of its input's gradient, and a depthwise weight's."""
 
     weight: Float[Tensor, " channels"]
     bias: Float[Tensor, " channels"]
     slopes: Float[Tensor, "3 channels"]  # see common_triton
+    taps: Float[Tensor, "channels taps"] | None  # of the next layer's weight, if that is depthwise
 
 
 def programs_at_once(programs: int) -> int:
@@ -52,14 +53,13 @@ def conclude(partials: Partials, norm: nn.BatchNorm2d) -> Float[Tensor, "4 chann
 def conclude_backward(partials: Partials, norm: Float[Tensor, "4 channels"]) -> Gradients:
     """Returns BatchNorm's gradients from the partial sums of the kernel that computed g."""
     programs, parts, channels = partials.values.shape
-    weight, bias, *_ = values = partials.values.new_empty(5, channels)
-    gradients = Gradients(weight, bias, values[2:])
+    vectors = partials.values.new_empty(3 + parts, channels)
     launch(
-        kernels.conclude_backward, (-(-channels // CONCLUDED),),
-        partials.values, norm, *gradients, programs, partials.rows, channels,
-        PARTS=parts, WIDTH=CONCLUDED, BLOCK=programs_at_once(programs), num_warps=8,
+        kernels.conclude_backward, (-(-channels // CONCLUDED), parts - 1), partials.values, norm, vectors, programs,
+        partials.rows, channels, PARTS=parts, WIDTH=CONCLUDED, BLOCK=programs_at_once(programs), num_warps=8,
     )  # fmt: skip
-    return gradients
+    taps = vectors[5:].view(channels, parts - 2) if parts > 2 else None
+    return Gradients(vectors[0], vectors[1], vectors[2:5], taps)
 
 
 def pool(

@@ -24,7 +24,10 @@ def conclude(
     """
     channel = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     is_channel = (channel < channels)[None, :]
-    first = tl.load(partials + channel, mask=channel < channels, other=0.0)
+    # All vectors before the sums: no load moves across a sum's barriers, and each would add its latency.
+    gain, offset = load_vector(weight, 0, channel, channels), load_vector(bias, 0, channel, channels)
+    old_mean, old_var = load_vector(running_mean, 0, channel, channels), load_vector(running_var, 0, channel, channels)
+    first = load_vector(partials, 0, channel, channels)
     total, squares = tl.zeros([WIDTH], tl.float32), tl.zeros([WIDTH], tl.float32)
     for begin in range(0, programs, BLOCK):
         program = begin + tl.arange(0, BLOCK)
@@ -39,43 +42,63 @@ def conclude(
     mean, distances = first + apart, squares - total * apart
     var = distances / count
     inverse = 1 / tl.sqrt_rn(var + eps)
-    scale = tl.load(weight + channel, mask=channel < channels, other=0.0) * inverse
-    shift = tl.load(bias + channel, mask=channel < channels, other=0.0) - mean * scale
+    scale = gain * inverse
+    shift = offset - mean * scale
     store_vector(norm, 0, channel, mean, channels)
     store_vector(norm, 1, channel, inverse, channels)
     store_vector(norm, 2, channel, scale, channels)
     store_vector(norm, 3, channel, shift, channels)
-    old = tl.load(running_mean + channel, mask=channel < channels, other=0.0)
-    tl.store(running_mean + channel, old + momentum * (mean - old), mask=channel < channels)
-    old = tl.load(running_var + channel, mask=channel < channels, other=0.0)
-    new = old + momentum * (distances / (count - 1) - old)
-    tl.store(running_var + channel, new, mask=channel < channels)
+    store_vector(running_mean, 0, channel, old_mean + momentum * (mean - old_mean), channels)
+    new_var = old_var + momentum * (distances / (count - 1) - old_var)
+    store_vector(running_var, 0, channel, new_var, channels)
+
+
+@triton.jit
+def _sums_of(
+    partials, part, COUNT: tl.constexpr, channel, programs, channels,
+    PARTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Returns the sums over all programs of vector `part` in `partials` [programs, PARTS, channels], and of the next.
+
+    The second one is 0 if COUNT is 1. Both are loaded before either is added: loads do not move across barriers.
+    """
+    total, next_total = tl.zeros([WIDTH], tl.float32), tl.zeros([WIDTH], tl.float32)
+    for begin in range(0, programs, BLOCK):
+        program = begin + tl.arange(0, BLOCK)
+        mask = (program < programs)[:, None] & (channel < channels)[None, :]
+        pointers = partials + (program[:, None] * PARTS + part) * channels + channel[None, :]
+        values = tl.load(pointers, mask=mask, other=0.0)
+        if COUNT == 2:
+            next_total += tl.sum(tl.load(pointers + channels, mask=mask, other=0.0), 0)
+        total += tl.sum(values, 0)
+    return total, next_total
 
 
 @triton.jit
 def conclude_backward(
-    partials, norm, of_weight, of_bias, slopes, programs, rows, channels,
-    PARTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    partials, norm, gradients, programs, rows, channels, PARTS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Writes gradients of weight and bias, and `slopes`, from the sums of g and g (z - mean) in `partials`."""
-    channel = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    gradients, products = tl.zeros([WIDTH], tl.float32), tl.zeros([WIDTH], tl.float32)
-    for begin in range(0, programs, BLOCK):
-        program = begin + tl.arange(0, BLOCK)
-        mask = (program < programs)[:, None] & (channel < channels)[None, :]
-        pointers = partials + program[:, None] * (PARTS * channels) + channel[None, :]
-        gradients += tl.sum(tl.load(pointers, mask=mask, other=0.0), 0)
-        products += tl.sum(tl.load(pointers + channels, mask=mask, other=0.0), 0)
-    mean, inverse = load_vector(norm, 0, channel, channels), load_vector(norm, 1, channel, channels)
-    scale = load_vector(norm, 2, channel, channels)
-    products *= inverse
-    tl.store(of_weight + channel, products, mask=channel < channels)
-    tl.store(of_bias + channel, gradients, mask=channel < channels)
-    count = rows * 1.0
-    of_output = -scale * inverse * products / count
-    store_vector(slopes, 0, channel, scale, channels)
-    store_vector(slopes, 1, channel, of_output, channels)
-    store_vector(slopes, 2, channel, -scale * gradients / count - of_output * mean, channels)
+    """Writes BatchNorm's gradients and `slopes` from the sums of g and g (z - mean) in `partials`.
+
+    `gradients` are vectors of all channels: of the weight, of the bias, and the 3 slopes. Then follow [channels,
+    PARTS - 2], the sums of the other vectors in `partials`, one program each: the gradient of a depthwise weight.
+    """
+    channel, tap = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH), tl.program_id(1) - 1
+    if tap >= 0:
+        total, _ = _sums_of(partials, 2 + tap, 1, channel, programs, channels, PARTS, WIDTH, BLOCK)
+        tl.store(gradients + 5 * channels + channel * (PARTS - 2) + tap, total, mask=channel < channels)
+    else:
+        mean, inverse = load_vector(norm, 0, channel, channels), load_vector(norm, 1, channel, channels)
+        scale = load_vector(norm, 2, channel, channels)
+        total, products = _sums_of(partials, 0, 2, channel, programs, channels, PARTS, WIDTH, BLOCK)
+        products *= inverse
+        count = rows * 1.0
+        of_output = -scale * inverse * products / count
+        store_vector(gradients, 0, channel, products, channels)
+        store_vector(gradients, 1, channel, total, channels)
+        store_vector(gradients, 2, channel, scale, channels)
+        store_vector(gradients, 3, channel, of_output, channels)
+        store_vector(gradients, 4, channel, -scale * total / count - of_output * mean, channels)
 
 
 @triton.jit
