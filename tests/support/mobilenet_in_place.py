@@ -157,6 +157,13 @@ def pointwise_backward_weight(
     yield "weight", gradient, expected, expected
 
 
+def pointwise_backward_both(
+    outputs: Any, g: Tensor, out: Tensor, slopes: Tensor, weight: Tensor, z: Tensor, norm: Tensor, cap: float, _: object
+) -> Pairs:
+    yield from pointwise_backward(outputs[:2], g, out, slopes, weight, z, norm, cap)
+    yield from pointwise_backward_weight(outputs[2], g, out, slopes, z, norm, cap)
+
+
 CHECKS: dict[str, Callable[..., Pairs]] = {
     "stem.forward": stem_forward,
     "stem.backward_weight": stem_backward_weight,
@@ -165,4 +172,5 @@ CHECKS: dict[str, Callable[..., Pairs]] = {
     "pointwise.forward": pointwise_forward,
     "pointwise.backward": pointwise_backward,
     "pointwise.backward_weight": pointwise_backward_weight,
+    "pointwise.backward_both": pointwise_backward_both,
 }

@@ -160,7 +160,8 @@ def test_each_kernel_of_a_network_agrees_with_float64(kind: str, precision: Prec
     with matmul_precision(precision), checked_kernels(fused) as errors:
         images = pixels(shape, precision.dtype, CUDA)
         fused.body.apply_body(images, make().to(CUDA).layers(), precision.dtype, 0.0).float().square().sum().backward()
-    assert {name.split()[0] for name in errors} == set(CHECKS)
+    only_half = {"pointwise.backward_both"} if precision.dtype == torch.float32 else set()
+    assert {name.split()[0] for name in errors} == set(CHECKS) - only_half
     limits = {
         name: precision.tolerance / 4 if name.endswith(("output", "gradient", "weight")) else 1e-5 for name in errors
     }

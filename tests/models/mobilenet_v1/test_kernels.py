@@ -11,7 +11,7 @@ import torch
 from src.gpu.precompile import LIST
 from src.models.mobilenet_v1 import fast
 from src.models.mobilenet_v1.fast.body import launches_of
-from src.models.mobilenet_v1.fast.tiles import strips_of, tile_of
+from src.models.mobilenet_v1.fast.tiles import Tile, block_of, strips_of, tile_of
 from src.models.mobilenet_v1.network import ConvNormReLU, Depthwise, MobileNetV1, Pointwise
 from tests.support.kernel_differences import random
 from tests.support.mobilenet_in_place import checked_kernels
@@ -93,6 +93,24 @@ def test_programs_with_several_tiles_agree_with_float64(kinds: str, monkeypatch:
     monkeypatch.setattr(fused.norm, "CONCLUDED_AT_ONCE", 2)
     errors = layers(fused, (5, 16, 7, 8), kinds, 16, torch.float32)
     assert errors.largest < 2e-5, errors.above(2e-5)
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "cap"), [(9, 20, 0.0), (16, 16, 1.0)])
+def test_both_gradients_of_a_pointwise_layer_by_one_kernel_equal_those_of_two(
+    inputs: int, outputs: int, cap: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With several tiles a program, the last one of few pixels, and channels that fill no block."""
+    tile = Tile(16, 16, block_of(outputs, 128), 4, 2, 2)
+    g, out = (random(3, 5, 5, outputs, seed=seed).float() for seed in (0, 1))
+    z, weight = random(3, 5, 5, inputs, seed=2).float(), random(outputs, inputs, seed=3).float()
+    arguments = g, out, random(3, outputs, seed=4).float(), weight, z, random(4, inputs, seed=5).float(), cap
+    two = fused.pointwise.gradients(*arguments)
+    monkeypatch.setattr(fused.pointwise, "tile_of_both", lambda *_: tile)
+    with checked_kernels(fused) as errors:
+        one = fused.pointwise.gradients(*arguments)
+    assert len(one[1].values) == 2 and len(errors) == 4 and max(errors.values()) < 2e-6, errors
+    for a, b in zip((one[0], one[1].values.sum(0), one[2]), (two[0], two[1].values.sum(0), two[2]), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.slow

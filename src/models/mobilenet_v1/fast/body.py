@@ -8,7 +8,8 @@ write of all elements of a layer's output) of plain torch and of these kernels:
   convolution reads. Here 2: the convolution writes z, the next one reads it.
 - backward, torch 12: ReLU reads 2 and writes, BatchNorm reads 2 twice and writes, the kernel of the input's gradient
   reads and writes, that of the weight's reads 2. Here 4: a kernel reads g, z and the input's z, and writes the input's
-  g. A depthwise layer's weight gradient is included; a pointwise layer's takes 3 more.
+  g. A depthwise layer's weight gradient is included, and that of narrow pointwise layers in half precision; that of
+  other pointwise layers takes 3 more.
 
 The kernels that hold z and g in registers also compute BatchNorm's sums, forward and backward, program by program. A
 small kernel per layer adds these partial sums. Without atomics, equal inputs give equal bits.
@@ -99,8 +100,7 @@ class Body(torch.autograd.Function):
                 )
             else:
                 of_input = outputs[number - 1], norms[number - 1]
-                of_weight = pointwise.backward_weight(*of_output, *of_input, cap)
-                g, partials = pointwise.backward(*of_output, weight, *of_input, cap)
+                g, partials, of_weight = pointwise.gradients(*of_output, weight, *of_input, cap)
             if of_weight is not None:
                 gradients[3 * number] = unflattened(of_weight, layer)
         return None, None, None, None, *gradients

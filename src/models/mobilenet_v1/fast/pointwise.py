@@ -9,14 +9,17 @@ from torch import Tensor
 from src.gpu.triton_helpers import launch, precision, reads_registers
 from src.models.mobilenet_v1.fast import pointwise_triton as kernels
 from src.models.mobilenet_v1.fast.norm import Partials
-from src.models.mobilenet_v1.fast.tiles import Tile, programs_for, tile_of, tiles_per_program
+from src.models.mobilenet_v1.fast.tiles import Tile, programs_for, tile_of, tile_of_both, tiles_per_program
 
 
 def tile_for(kernel: str, z: Tensor, outputs: int) -> Tile:
     """Returns the tile for input z."""
     inputs = z.shape[-1]
-    name = "half" if z.dtype != torch.float32 else precision(z.dtype)
-    return tile_of(kernel, z.numel() // inputs, inputs, outputs, name)
+    return tile_of(kernel, z.numel() // inputs, inputs, outputs, precision_name(z))
+
+
+def precision_name(z: Tensor) -> str:
+    return "half" if z.dtype != torch.float32 else precision(z.dtype)
 
 
 def constants(z: Tensor, inputs: int, outputs: int, tile: Tile) -> dict[str, Any]:
@@ -98,3 +101,46 @@ def backward_weight(
         CAP=cap, **constants(z, inputs, outputs, tile),
     )  # fmt: skip
     return partials.sum(0) if programs > 1 else partials[0]
+
+
+def gradients(
+    g: Float[Tensor, "images height width outputs"],
+    out: Float[Tensor, "images height width outputs"],
+    slopes: Float[Tensor, "3 outputs"],
+    weight: Float[Tensor, "outputs inputs"],
+    z: Float[Tensor, "images height width inputs"],
+    norm: Float[Tensor, "4 inputs"],
+    cap: float = 0.0,
+) -> tuple[Float[Tensor, "images height width inputs"], Partials, Float[Tensor, "outputs inputs"]]:
+    """Returns the results of `backward` and the weight's gradient, by one kernel where `tiles` has a tile for both."""
+    outputs, inputs = weight.shape
+    tile = tile_of_both(z.numel() // inputs, inputs, outputs, precision_name(z))
+    if tile is not None:
+        return backward_both(g, out, slopes, weight, z, norm, cap, tile)
+    of_weight = backward_weight(g, out, slopes, z, norm, cap)
+    return *backward(g, out, slopes, weight, z, norm, cap), of_weight
+
+
+def backward_both(
+    g: Float[Tensor, "images height width outputs"],
+    out: Float[Tensor, "images height width outputs"],
+    slopes: Float[Tensor, "3 outputs"],
+    weight: Float[Tensor, "outputs inputs"],
+    z: Float[Tensor, "images height width inputs"],
+    norm: Float[Tensor, "4 inputs"],
+    cap: float,
+    tile: Tile,
+) -> tuple[Float[Tensor, "images height width inputs"], Partials, Float[Tensor, "outputs inputs"]]:
+    """Returns what `gradients` does by one kernel, which reads g, out and z once. The tile holds all channels."""
+    outputs, inputs = weight.shape
+    rows = z.numel() // inputs
+    g_in = torch.empty_like(z)
+    tiles = tiles_per_program(rows, tile.rows, tile.programs)
+    programs = programs_for(rows, tile.rows, tiles)
+    values = z.new_empty(programs, 2, inputs, dtype=torch.float32)
+    shares = z.new_empty(programs, outputs, inputs, dtype=torch.float32)
+    launch(
+        kernels.backward_both, (programs,), g, out, slopes, weight, z, norm, g_in, values, shares, rows, tiles,
+        CAP=cap, **constants(z, inputs, outputs, tile),
+    )  # fmt: skip
+    return g_in, Partials(values, rows), shares.sum(0)

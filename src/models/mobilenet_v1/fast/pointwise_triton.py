@@ -141,3 +141,45 @@ def backward_weight(
         settle(SETTLE)
     offset = (program.to(tl.int64) * OUTPUTS + to[:, None]) * INPUTS + of[None, :]
     tl.store(shares + offset, total, mask=(to < OUTPUTS)[:, None] & (of < INPUTS)[None, :])
+
+
+@triton.jit
+def backward_both(
+    g, out, slopes, weight, z, norm, g_in, partials, shares, rows, tiles,
+    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr, SETTLE: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    """Writes what `backward` and `backward_weight` write, from one pass over g, out and z.
+
+    COLUMNS hold all INPUTS and DEPTH all OUTPUTS, so that a program's share of the weight's gradient is in registers.
+    """
+    program = tl.program_id(0)
+    column, channel = tl.arange(0, COLUMNS), tl.arange(0, DEPTH)
+    is_weight = (channel < OUTPUTS)[:, None] & (column < INPUTS)[None, :]
+    place = channel[:, None] * INPUTS + column[None, :]
+    b = tl.load(weight + place, mask=is_weight, other=0.0)
+    b = b.to(tl.float32) if UPCAST else b
+    of_weight = tl.zeros([DEPTH, COLUMNS], tl.float32)
+    gradients, products = tl.zeros([COLUMNS], tl.float32), tl.zeros([COLUMNS], tl.float32)
+    for tile in range(tiles):
+        row = (program * tiles + tile) * ROWS + tl.arange(0, ROWS)
+        mask = (row < rows)[:, None] & (column < INPUTS)[None, :]
+        offset = row.to(tl.int64)[:, None] * INPUTS + column[None, :]
+        a = _slopes(g, out, slopes, row, channel, rows, OUTPUTS, UPCAST)
+        scale, shift = load_vector(norm, 2, column, INPUTS)[None, :], load_vector(norm, 3, column, INPUTS)[None, :]
+        before = tl.load(z + offset, mask=mask, other=0.0).to(tl.float32)
+        normalised = before * scale + shift
+        active = relu(normalised, CAP).to(z.dtype.element_ty)
+        active = active.to(tl.float32) if UPCAST else active
+        total = tl.dot(a, b, input_precision=PRECISION)
+        of_weight = tl.dot(tl.trans(a), active, of_weight, input_precision=PRECISION)
+        settle(SETTLE)
+        mean = load_vector(norm, 0, column, INPUTS)[None, :]
+        gradient = relu_gradient(total, normalised, CAP).to(g_in.dtype.element_ty)
+        tl.store(g_in + offset, gradient, mask=mask)
+        gradient = tl.where(mask, gradient.to(tl.float32), 0.0)
+        gradients += tl.sum(gradient, 0)
+        products += tl.sum(gradient * (before - mean), 0)
+    store_partial(partials, program, 0, column, gradients, 2, INPUTS)
+    store_partial(partials, program, 1, column, products, 2, INPUTS)
+    tl.store(shares + program.to(tl.int64) * (OUTPUTS * INPUTS) + place, of_weight, mask=is_weight)

@@ -46,6 +46,10 @@ TILES: dict[tuple[str, int, int, str], Tile] = {
     ("forward", 1024, 1024, "half"): Tile(128, 256, 64, 8, 3, 528),
     ("backward", 1024, 1024, "half"): Tile(128, 256, 64, 8, 3, 528),
     ("weight", 1024, 1024, "half"): Tile(64, 256, 64, 8, 3, 264),
+    # Of pixels, inputs and outputs; predicted, not measured: most for which registers hold the weight's gradient.
+    ("both", 32, 64, "half"): Tile(64, 32, 64, 4, 3, 396),
+    ("both", 64, 128, "half"): Tile(64, 64, 128, 8, 3, 132),
+    ("both", 128, 128, "half"): Tile(64, 128, 128, 8, 3, 132),
 }
 MANY_ROWS = 2048
 
@@ -82,6 +86,11 @@ def tile_of(kernel: str, rows: int, inputs: int, outputs: int, precision: str) -
     columns, summed = (outputs, inputs) if kernel == "forward" else (inputs, outputs)
     size = 128 if rows >= 128 else block_of(rows, 128), block_of(columns, 128), block_of(summed, deep)
     return Tile(*size, 8 if columns >= 64 else 4, 3, PROGRAMS)
+
+
+def tile_of_both(rows: int, inputs: int, outputs: int, precision: str) -> Tile | None:
+    """Returns the tile of the kernel of both gradients, pixels by inputs by outputs; None: one kernel for each."""
+    return TILES.get(("both", inputs, outputs, precision)) if rows >= MANY_ROWS else None
 
 
 def tiles_per_program(length: int, block: int, max_programs: int) -> int:
