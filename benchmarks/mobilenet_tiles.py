@@ -1,7 +1,8 @@
 """Searches tile sizes for MobileNetV1's pointwise kernels, on an NVIDIA GPU: `python -m benchmarks.mobilenet_tiles
-[half|tf32|single] [BATCH ...]`.
+[half|tf32|single] [forward|backward|weight|both ...] [BATCH ...]`.
 
-Half precision and batches of 64 and 256 if not given. For each layer shape and kernel, prints the present tile and the
+Half precision, all kernels and batches of 64 and 256 if not given. `both` are the gradients of input and weight, by one
+kernel or, where the tile is None, by one for each. For each layer shape and kernel, prints the present tile and the
 three fastest tried, with milliseconds for each batch. A tile that is 2 % faster than the present one is also printed as
 a line for the table TILES in src/models/mobilenet_v1/fast/tiles.py. All are compiled first, on all cores.
 """
@@ -21,7 +22,11 @@ from src.models.mobilenet_v1 import MobileNetV1
 from src.models.mobilenet_v1.fast import body, pointwise, precompile, tiles
 from src.models.mobilenet_v1.network import ConvNormReLU
 
+KERNELS = "forward", "backward", "weight", "both"
 DTYPES = {"half": torch.float16, "tf32": torch.float32, "single": torch.float32}
+# Rows, warps, stages and most programs of the kernel of both gradients; its other sizes are the channels.
+BOTH = [(64, 4, 3, 396), (64, 4, 2, 528), (64, 4, 3, 264), (64, 8, 3, 132), (64, 8, 2, 264), (128, 8, 3, 132),
+        (128, 8, 2, 264), (64, 16, 3, 132)]  # fmt: skip
 
 
 class Group(NamedTuple):
@@ -44,7 +49,8 @@ def main() -> None:
     batches = [int(word) for word in words if word.isdigit()] or [64, 256]
     torch.set_float32_matmul_precision("highest" if name == "single" else "high")
     dtype = DTYPES[name]
-    tried = {group: choices(group, dtype) for group in groups()}
+    kernels = [word for word in words if word in KERNELS] or list(KERNELS)
+    tried = {group: choices(group, dtype) for group in groups(kernels, dtype)}
     with precompile.record_launches() as launches:
         for group, options in tried.items():
             for choice in options:
@@ -57,14 +63,15 @@ def main() -> None:
         report(group.key(dtype), timed(group, options, batches, dtype))
 
 
-def groups() -> Iterator[Group]:
+def groups(kernels: list[str], dtype: torch.dtype) -> Iterator[Group]:
     side, seen = 112, set()
     for layer in MobileNetV1().layers()[1:]:
         conv = layer.conv
         shape = (conv.in_channels, conv.out_channels, side)
         if conv.kernel_size == (1, 1) and shape not in seen:
             seen.add(shape)
-            yield from (Group(kernel, layer, side) for kernel in ("forward", "backward", "weight"))
+            is_narrow = dtype != torch.float32 and conv.in_channels * conv.out_channels <= 128 * 128
+            yield from (Group(kernel, layer, side) for kernel in kernels if kernel != "both" or is_narrow)
         side = -(-side // conv.stride[0])
 
 
@@ -75,9 +82,17 @@ def choices(group: Group, dtype: torch.dtype) -> list[Any]:
 
 def products(group: Group, dtype: torch.dtype) -> Iterator[Any]:
     kernel, inputs, outputs, name = group.key(dtype)
+    if kernel == "both":
+        yield tiles.tile_of_both(tiles.MANY_ROWS, inputs, outputs, name)
+        yield None
+        size = tiles.block_of(inputs, 128), tiles.block_of(outputs, 128)
+        for height, warps, stages, programs in BOTH:
+            yield tiles.Tile(height, *size, warps, stages, programs)
+        return
     yield tiles.tile_of(kernel, tiles.MANY_ROWS, inputs, outputs, name)
     sizes = [(128, 128, 64, 8, 3), (128, 128, 64, 4, 3), (128, 128, 32, 8, 4), (64, 128, 64, 4, 4), (128, 64, 64, 4, 4),
-             (64, 256, 64, 4, 3), (64, 256, 64, 8, 3), (128, 256, 64, 8, 3)]  # fmt: skip
+             (64, 256, 64, 4, 3), (64, 256, 64, 8, 3), (128, 256, 64, 8, 3), (64, 64, 64, 4, 4), (128, 64, 128, 4, 3),
+             (64, 128, 128, 4, 3), (64, 128, 128, 8, 3), (128, 128, 128, 8, 2)]  # fmt: skip
     rows, columns, summed = outputs, inputs, tiles.MANY_ROWS
     if kernel != "weight":
         rows = tiles.MANY_ROWS
@@ -86,8 +101,7 @@ def products(group: Group, dtype: torch.dtype) -> Iterator[Any]:
         deep, programs = depth if name == "half" else depth // 2, 132 * (2 if height * width >= 128 * 128 else 4)
         if height <= rows and width <= columns and deep <= summed:
             yield tiles.Tile(height, width, deep, warps, stages, programs)
-            if kernel != "weight":
-                yield tiles.Tile(height, width, deep, warps, stages, 2 * programs)
+            yield tiles.Tile(height, width, deep, warps, stages, programs * 2 if kernel != "weight" else programs // 2)
 
 
 @contextmanager
@@ -96,6 +110,8 @@ def chosen(group: Group, dtype: torch.dtype, choice: Any) -> Iterator[None]:
     table, key = tiles.TILES, group.key(dtype)
     before = dict(table)
     table[key] = choice
+    if choice is None:
+        del table[key]
     try:
         yield
     finally:
@@ -118,6 +134,7 @@ def call(group: Group, batch: int, dtype: torch.dtype, device: str) -> Callable[
         "forward": lambda: pointwise.forward(z, norm, weight),
         "backward": lambda: pointwise.backward(g, out, slopes, weight, z, norm),
         "weight": lambda: pointwise.backward_weight(g, out, slopes, z, norm),
+        "both": lambda: pointwise.gradients(g, out, slopes, weight, z, norm),
     }[group.kernel]
 
 
@@ -142,9 +159,10 @@ def report(key: tuple[Any, ...], times: dict[Any, tuple[float, ...]]) -> None:
     best = sorted(times, key=lambda choice: prod(times[choice]))[:3]
     for title, choice in (("now", now), *(("best", choice) for choice in best)):
         milliseconds = " ".join(f"{ms:.4f}" for ms in times[choice])
-        print(f"# {title} {milliseconds} {tuple(choice)}")
+        print(f"# {title} {milliseconds} {choice and tuple(choice)}")
     if prod(times[best[0]]) < 0.98 ** len(times[now]) * prod(times[now]):
-        print(f"    {str(key).replace(chr(39), chr(34))}: {type(now).__name__}{tuple(best[0])},", flush=True)
+        line = f"Tile{tuple(best[0])}," if best[0] else "none of these lines"
+        print(f"    {str(key).replace(chr(39), chr(34))}: {line}", flush=True)
 
 
 if __name__ == "__main__":
