@@ -36,7 +36,8 @@ PRECISIONS = ("amp", "tf32")
 MOST_S = 600  # that a run waits
 OPTIONS = ("num_warps", "num_ctas", "num_stages", "maxnreg", "launch_pdl", "launch_cooperative_grid")
 DIVISIBLE = [["tt.divisibility", 16]]
-TYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "i32": "int32", "i64": "int64"}  # torch's names
+# torch's names
+TYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "u8": "uint8", "i32": "int32", "i64": "int64"}
 
 _running: int | None = None  # a pipe's end, which other ranks inherit: it is at its end once the kernels are compiled
 _hashing: threading.Thread | None = None

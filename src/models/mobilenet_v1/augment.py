@@ -6,7 +6,7 @@ Random numbers come from the device's default generator and nothing synchronises
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float, Num, UInt8
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -71,15 +71,17 @@ class Augment(nn.Module):
         if self.training and (self.pad or self.flip):
             pixels = crop_and_flip(pixels, self.pad, self.flip)
         if self.training and self.trivial:
-            images = apply_changes(pixels, *draw_changes(len(pixels), self.trivial, pixels.device)).to(self.scale.dtype)
-        else:
-            images = pixels.to(self.scale.dtype)
+            pixels = apply_changes(pixels, *draw_changes(len(pixels), self.trivial, pixels.device))
         if self.training and (self.jitter or self.lighting):
-            images = self._jitter_colours(images)
-        images = torch.addcmul(self.shift, images, self.scale)
+            pixels = self._jitter_colours(pixels.to(self.scale.dtype))
+        images = self.standardise(pixels)
         if self.training and self.cutout:
             images = images.masked_fill(cutout_masks(images, self.cutout), 0)
         return images.permute(0, 3, 1, 2)
+
+    def standardise(self, pixels: Num[Tensor, "batch height width 3"]) -> Float[Tensor, "batch height width 3"]:
+        """Returns images with mean 0 and deviation 1 of images of 0 to 255, bytes or not."""
+        return torch.addcmul(self.shift, pixels.to(self.scale.dtype), self.scale)
 
     def _jitter_colours(self, images: Float[Tensor, "batch height width 3"]) -> Float[Tensor, "batch height width 3"]:
         """Returns images of 0 to 255 with random brightness, contrast, saturation and lighting.

@@ -9,15 +9,20 @@ from torch import Tensor
 from src.batches.images import ImageBatch
 from src.config.ranges import Count, NotNegative, Number, Share
 from src.errors import UserError
+from src.gpu.replace import Kernels, Replacements, replace_submodules
 from src.measure.roofline import Cost
 from src.models.mobilenet_v1 import fast
 from src.models.mobilenet_v1.augment import Augment, pasted
 from src.models.mobilenet_v1.cost import cost
 from src.models.mobilenet_v1.export import exported
 from src.models.mobilenet_v1.network import MobileNetV1
+from src.training import adam
 from src.training.export import Export
 from src.training.image_classification import ImageClassificationTask
 from src.training.schedule import Schedule
+
+# The images' kernel goes with those of `body`; the other name is the optimiser's.
+IMAGE_REPLACEMENTS: Replacements = {"body": {Augment: f"{fast.__name__}.images:FastAugment"}, adam.NAME: {}}
 
 
 class MobileNetV1Task(ImageClassificationTask):
@@ -64,6 +69,10 @@ class MobileNetV1Task(ImageClassificationTask):
 
     def normalise(self, pixels: Tensor) -> Float[Tensor, "batch 3 height width"]:
         return self.augment(pixels)
+
+    def accelerate(self, kernels: Kernels) -> None:
+        super().accelerate(kernels)
+        replace_submodules(self.augment, IMAGE_REPLACEMENTS, kernels)
 
     def is_decayed(self, name: str, parameter: torch.nn.Parameter) -> bool:
         if parameter.ndim == 4 and parameter.shape[1] == 1:

@@ -6,7 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from src.gpu import triton_helpers
+from src.gpu.replace import replace_submodules
 from src.models.mobilenet_v1.augment import GREY, LIGHTING, Augment, crop_and_flip, cutout_masks, pasted
+from src.models.mobilenet_v1.fast import images
+from src.models.mobilenet_v1.task import IMAGE_REPLACEMENTS
 
 PLAIN: dict[str, Any] = {"mean": (0.0, 0.0, 0.0), "std": (1 / 255, 1 / 255, 1 / 255)}  # leaves bytes unchanged
 
@@ -27,6 +31,25 @@ def test_images_are_normalised_in_channels_last_order() -> None:
     for colour in range(3):
         expected = (pixels[..., colour] / 255 - mean[colour]) / std[colour]
         torch.testing.assert_close(images[:, colour], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+@pytest.mark.parametrize("height", [8, 23])  # 960 or 2,760 numbers: one program, or two that begin at other colours
+def test_the_kernel_standardises_as_plain_torch(
+    height: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_helpers, "devices", {"cuda", "cpu"})
+    calls = list[torch.dtype]()
+    monkeypatch.setattr(images, "launch", lambda *a, **k: (calls.append(a[2].dtype), triton_helpers.launch(*a, **k)))
+    augment, pixels = Augment(), noise(height=height, low=0).to(dtype)
+    plain = augment.standardise(pixels)
+    replace_submodules(augment, IMAGE_REPLACEMENTS)
+    result = augment.standardise(pixels)
+    assert calls == [dtype] and result.is_contiguous()
+    torch.testing.assert_close(result, plain, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(augment.standardise(pixels.mT.contiguous().mT), plain, rtol=0, atol=0)
+    replace_submodules(augment, IMAGE_REPLACEMENTS, "off")
+    assert torch.equal(augment.standardise(pixels), plain) and len(calls) == 1
 
 
 def test_evaluation_applies_no_augmentation() -> None:

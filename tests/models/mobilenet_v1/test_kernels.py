@@ -198,14 +198,14 @@ def test_launches_are_recorded_without_running() -> None:
 
 @pytest.mark.parametrize(("precision", "dtype"), [("amp", torch.float16), ("tf32", torch.float32)])
 def test_the_list_has_all_kernels_of_the_published_case(precision: str, dtype: torch.dtype) -> None:
-    """By their constants; `SETTLE` is of the chip, and so is the product's precision."""
+    """By their constants; `SETTLE` is of the chip, and so is the product's precision. Images come standardised."""
     with torch.device("meta"):
         images = torch.empty(64, 3, 224, 224, dtype=dtype)
         launches = launches_of(images, MobileNetV1().layers(), dtype)
     launched = Counter(by_constants(f"{launch.module}:{launch.kernel}", dict(launch.constants)) for launch in launches)
     listed = Counter[Any]()
     for entry in json.loads((Path(fast.__file__).parent / LIST).read_text()):
-        if precision in entry["precisions"]:
+        if precision in entry["precisions"] and "images_triton" not in entry["kernel"]:
             listed[by_constants(entry["kernel"], entry["constants"])] += 1
     assert listed == launched
 
