@@ -74,9 +74,20 @@ def test_embedding_agrees_with_float64(
     assert difference.largest < tolerance, difference
 
 
-@pytest.mark.parametrize(("count", "padding"), [(40, 0), (9, 3), (40, -1)])
-def test_sum_by_id_agrees_with_float64(count: int, padding: int) -> None:
-    assert sum_by_id(fused, 30, count, 300, padding) < 1e-6
+@pytest.mark.parametrize("most_compared", [1000, 10])
+@pytest.mark.parametrize(("tokens", "count", "padding"), [(30, 40, 0), (30, 9, 3), (150, 40, -1)])
+def test_sum_by_id_agrees_with_float64(
+    tokens: int, count: int, padding: int, most_compared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ids sorted by the kernel and by torch, and of more rows than a block."""
+    monkeypatch.setattr(fused.rows, "MOST_COMPARED", most_compared)
+    assert sum_by_id(fused, tokens, count, 300, padding) < 1e-6
+
+
+def test_sorted_ids_are_those_of_a_stable_sort() -> None:
+    ids = torch.randint(9, (1100,), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
+    for mine, expected in zip(fused.rows.sorted_ids(ids), torch.sort(ids, stable=True), strict=True):
+        assert torch.equal(mine, expected) and mine.dtype == expected.dtype
 
 
 @pytest.mark.parametrize("shapes", [[(300, 40), (1, 70)], [(8, 64), (513, 33)]])

@@ -191,20 +191,44 @@ def embed_backward(
 
 
 @triton.jit
-def sum_by_id(grad, order, begins, out, padding, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """Writes `out` [ids, COLUMNS], each id's sum of the rows order[begins[id]:begins[id + 1]]; 0 for `padding`."""
-    number, column = tl.program_id(0), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    is_column = column < COLUMNS
-    begin, end = tl.load(begins + number), tl.load(begins + number + 1)
-    end = tl.where(number == padding, begin, end)
+def sort_ids(ids, in_order, order, count, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+    """Writes `order`, the stable order of `count` ids, and the ids in it: each id's place is how many come before."""
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(ids + index, mask=index < count, other=0)
+    place = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, count, WIDTH):
+        other = start + tl.arange(0, WIDTH)
+        of_other = tl.load(ids + other, mask=other < count, other=2147483647)
+        is_before = (of_other[None, :] == value[:, None]) & (other[None, :] < index[:, None])
+        place += tl.sum(((of_other[None, :] < value[:, None]) | is_before).to(tl.int32), 1)
+    tl.store(order + place, index.to(tl.int64), mask=index < count)
+    tl.store(in_order + place, value, mask=index < count)
+
+
+@triton.jit
+def sum_by_id(
+    grad, in_order, order, out, count, padding, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Writes each id's sum of rows to its row of `out` [ids, COLUMNS], except that of `padding`.
+
+    Rows are order[...]; `in_order` are their `count` ids. The program of an id's first row adds them all.
+    """
+    first, column = tl.program_id(0), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    number = tl.load(in_order + first)
+    before = tl.load(in_order + first - 1, mask=first > 0, other=-1)
+    is_column, is_first = column < COLUMNS, (number != before) & (number != padding)
     total = tl.zeros([BLOCK, WIDTH], tl.float32)
-    for k in range(begin, end, BLOCK):
-        offset = k + tl.arange(0, BLOCK)
-        row = tl.load(order + offset, mask=offset < end, other=0).to(tl.int64)
-        mask = (offset < end)[:, None] & is_column[None, :]
+    offset = first + tl.arange(0, BLOCK)
+    rows = tl.where(is_first, BLOCK, 0)  # of this id in the last block
+    while rows == BLOCK:
+        is_row = tl.load(in_order + offset, mask=offset < count, other=-1) == number
+        row = tl.load(order + offset, mask=offset < count, other=0)
+        mask = is_row[:, None] & is_column[None, :]
         total += tl.load(grad + row[:, None] * COLUMNS + column[None, :], mask=mask, other=0.0)
+        rows = tl.sum(is_row.to(tl.int32), 0)
+        offset += BLOCK
     pointers = out + number.to(tl.int64) * COLUMNS + column
-    tl.store(pointers, tl.sum(total, 0).to(out.dtype.element_ty), mask=is_column)
+    tl.store(pointers, tl.sum(total, 0).to(out.dtype.element_ty), mask=is_column & is_first)
 
 
 @triton.jit
