@@ -121,12 +121,13 @@ def attentions(batch: Tokens, dtype: torch.dtype) -> list[Row]:
     for first in (False, True):
         options = attention.AttentionOptions(sentences, HEADS, drop, first)
         of_q, above = (q[: sentences.count], grad[: sentences.count]) if first else (q, grad)
-        _, logs = attention.attend(of_q, k, v, options)
+        numbers = attention.numbers_of(options, k)
+        _, logs = attention.attend(of_q, k, v, options, numbers)
         grads = torch.empty_like(of_q), torch.empty_like(k), torch.empty_like(v)
-        forward = device_ms(lambda a=of_q, b=options: attention.attend(a, k, v, b))
+        forward = device_ms(lambda a=of_q, b=options: attention.attend(a, k, v, b, attention.numbers_of(b, k)))
         backward = device_ms(
-            lambda a=above, b=of_q, c=logs, d=grads, e=options: attention.attend_backward(
-                a, b, k, v, out[: len(b)], c, d, e)
+            lambda a=above, b=of_q, c=logs, d=grads, e=options, f=numbers: attention.attend_backward(
+                a, b, k, v, out[: len(b)], c, d, e, f)
         )  # fmt: skip
         work = 4 * DIM * pairs(sentences, first)
         rows.append(Row(f"attention{' of first tokens' * first}", forward, backward, flops=(work, 2.5 * work)))

@@ -69,7 +69,7 @@ def in_order(device: torch.device) -> Any:
 saved: dict[int, Any] = {}  # of a forward pass for its backward pass, by the address of a tensor that both have
 
 
-def flash(q: Tensor, k: Tensor, v: Tensor, options: Any) -> tuple[Tensor, Tensor]:
+def flash(q: Tensor, k: Tensor, v: Tensor, options: Any, numbers: Tensor | None) -> tuple[Tensor, Tensor]:
     """Computes attention over sentences of equal length by torch's flash attention."""
     shape = options.sentences.count, options.sentences.longest, options.num_heads, -1
     heads = [x.unflatten(0, shape[:2]).unflatten(2, shape[2:]).transpose(1, 2) for x in (q, k, v)]
@@ -79,8 +79,9 @@ def flash(q: Tensor, k: Tensor, v: Tensor, options: Any) -> tuple[Tensor, Tensor
 
 
 def flash_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logs: Tensor, grads: tuple[Tensor, ...], options: Any
-) -> Tensor:
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logs: Tensor, grads: tuple[Tensor, ...], options: Any,
+    numbers: Tensor | None,
+) -> Tensor:  # fmt: skip
     heads, result, rest = saved.pop(logs.data_ptr())
     above = grad.unflatten(0, (result.shape[0], -1)).unflatten(2, (options.num_heads, -1)).transpose(1, 2)
     gradients = torch.ops.aten._scaled_dot_product_flash_attention_backward(

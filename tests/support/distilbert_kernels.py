@@ -181,14 +181,17 @@ def attention(
 
     def kernel(q: Tensor, kv: Tensor, _: Tensor) -> tuple[Tensor, Back]:
         k, v = kv.chunk(2, 1)
-        out, logs = fused.attention.attend(q, k, v, options)
+        numbers = fused.attention.numbers_of(options, k)
+        out, logs = fused.attention.attend(q, k, v, options, numbers)
 
         def back(grad: Tensor) -> Sequence[Tensor]:
             grads = torch.full_like(q, torch.nan), torch.full_like(kv, torch.nan)
             parts = grads[0], *grads[1].chunk(2, 1)
+            torch.use_deterministic_algorithms(True)  # fills new memory with NaNs
             partials, again = (
-                fused.attention.attend_backward(grad, q, k, v, out, logs, parts, options) for _ in range(2)
+                fused.attention.attend_backward(grad, q, k, v, out, logs, parts, options, numbers) for _ in range(2)
             )
+            torch.use_deterministic_algorithms(False)
             assert torch.equal(partials, again)
             return *grads, partials.sum(0)
 
@@ -243,7 +246,8 @@ def mask_of_attention(fused: Any, options: Any, layout: Layout, head: int, devic
         shown = [list(range(keys.start + begin, min(keys.start + begin + head, keys.stop))) for _, keys in rows_of]
         for here in shown:
             v[here, :, list(range(len(here)))] = 1
-        out, _ = fused.attention.attend(q.flatten(1), torch.zeros_like(v).flatten(1), v.flatten(1), options)
+        numbers = fused.attention.numbers_of(options, v.flatten(1))
+        out, _ = fused.attention.attend(q.flatten(1), torch.zeros_like(v).flatten(1), v.flatten(1), options, numbers)
         out = out.unflatten(1, (heads, head)).transpose(0, 1)
         for number, (rows, _) in enumerate(rows_of):
             mine = slice(number, number + 1) if options.first_only else rows

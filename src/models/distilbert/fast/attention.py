@@ -101,9 +101,9 @@ def tiles_of(options: AttentionOptions, dtype: torch.dtype) -> tuple[Tiles, Tile
 
 
 def numbers_of(options: AttentionOptions, k: Float[Tensor, "tokens dim"]) -> Int[Tensor, "2 heads tokens"] | None:
-    """Returns the hashes of rows and columns for dropout masks, None without dropout."""
+    """Returns the hashes of rows and columns for the kernels' dropout masks, None where these have none."""
     count, longest, padded = options.sentences.count, options.sentences.longest, options.sentences.padded
-    if not options.drop.p:
+    if not options.drop.p or is_dense(options, k.dtype):
         return None
     numbers = k.new_empty(2, options.num_heads, len(k), dtype=torch.int32)
     launch(
@@ -119,10 +119,11 @@ def attend(
     k: Float[Tensor, "tokens dim"],
     v: Float[Tensor, "tokens dim"],
     options: AttentionOptions,
+    numbers: Int[Tensor, "2 heads tokens"] | None,
 ) -> tuple[Float[Tensor, "queries dim"], Tensor]:
     """Returns softmax(q k^T / sqrt(head)) v within each sentence, heads concatenated, and a tensor for the backward.
 
-    k and v must have the same strides.
+    k and v must have the same strides; `numbers` are `numbers_of(options, k)`, also for the backward.
     """
     if is_dense(options, q.dtype):
         return dense.attend(q, k, v, options.sentences, options.num_heads, options.drop)
@@ -131,7 +132,7 @@ def attend(
     logs = q.new_empty(options.num_heads, len(q), dtype=torch.float32)
     launch(
         kernels.attend, options.grid(options.query_tiles(tiles)),
-        q, k, v, out, logs, options.sentences.bounds, numbers_of(options, k), options.sentences.count, len(k), len(q),
+        q, k, v, out, logs, options.sentences.bounds, numbers, options.sentences.count, len(k), len(q),
         q.stride(0), k.stride(0), log2(euler) * scale_of(q, options.num_heads), **options.constants(q, tiles),
     )  # fmt: skip
     return out, logs
@@ -146,6 +147,7 @@ def attend_backward(
     saved: Tensor,
     grads: tuple[Float[Tensor, "queries dim"], Float[Tensor, "tokens dim"], Float[Tensor, "tokens dim"]],
     options: AttentionOptions,
+    numbers: Int[Tensor, "2 heads tokens"] | None,
 ) -> Float[Tensor, "programs 3*dim"]:
     """Writes the gradients of q, k and v to `grads`, which have the same strides; `saved` is from `attend`.
 
@@ -163,10 +165,10 @@ def attend_backward(
     )  # fmt: skip
     key_tiles, query_tiles = options.key_tiles(tiles), options.query_tiles(tiles)
     grid = options.grid(key_tiles + query_tiles)
-    partials = q.new_zeros(grid[2] * max(key_tiles, query_tiles), 3 * q.shape[1], dtype=torch.float32)
+    partials = q.new_empty(grid[2] * max(key_tiles, query_tiles), 3 * q.shape[1], dtype=torch.float32)
     launch(
         kernels.attend_backward, grid,
-        q, k, v, grad, saved, delta, *grads, partials, options.sentences.bounds, numbers_of(options, k),
+        q, k, v, grad, saved, delta, *grads, partials, options.sentences.bounds, numbers,
         options.sentences.count, len(k), len(q), q.stride(0), k.stride(0), log2(euler) * scale, scale,
         KEY_TILES=key_tiles, **options.constants(q, tiles),
     )  # fmt: skip

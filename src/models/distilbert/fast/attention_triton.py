@@ -69,6 +69,11 @@ def _store_rows(pointer, first, stride, row, count, column, values, HEAD: tl.con
 
 
 @triton.jit
+def _store_zeros(pointers, column, HEAD: tl.constexpr):
+    tl.store(pointers, tl.zeros([column.shape[0]], tl.float32), mask=column < HEAD)
+
+
+@triton.jit
 def number(
     numbers, bounds, seed, sentences, tokens,
     PADDED: tl.constexpr, LONGEST: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
@@ -249,8 +254,8 @@ def attend_backward(
 ):  # fmt: skip
     """Writes the gradients; the first KEY_TILES programs of a head those of keys and values, the others of queries.
 
-    Gradients have the strides of q, k and v. `scale` is the scale of the scores. `partials` must be 0 and get each
-    tile's sums over rows of the gradients of q, k and v, side by side.
+    Gradients have the strides of q, k and v. `scale` is the scale of the scores. `partials` get each tile's sums over
+    rows of the gradients of q, k and v, side by side, 0 for tiles without rows.
     """
     s, head, tile = tl.program_id(2), tl.program_id(1), tl.program_id(0)
     begin, rows, keys, first_query, queries = _sentence(bounds, s, sentences, tokens, PADDED, FIRST, LONGEST)
@@ -260,11 +265,16 @@ def attend_backward(
     logs += head.to(tl.int64) * num_queries + first_query
     along += head.to(tl.int64) * num_queries + first_query
     query_tiles = tl.num_programs(0) - KEY_TILES
-    partials += s.to(tl.int64) * tl.maximum(KEY_TILES, query_tiles) * (3 * HEADS * HEAD) + head * HEAD
+    partials += s.to(tl.int64) * tl.maximum(KEY_TILES, query_tiles) * (3 * HEADS * HEAD) + head * HEAD + column
     of_rows, of_columns = _numbers_of(numbers, head, begin, tokens, HEADS, THRESHOLD)
     # Kept weights are multiplied by SCALE. Here all other terms are divided by it, and the results multiplied.
     if tile < KEY_TILES:
-        other = tl.arange(0, KEYS)
+        other, of_tile = tl.arange(0, KEYS), partials + tile * (3 * HEADS * HEAD)
+        if tile * KEYS >= rows:
+            _store_zeros(of_tile + HEADS * HEAD, column, HEAD)
+            _store_zeros(of_tile + 2 * HEADS * HEAD, column, HEAD)
+        if tile >= query_tiles:
+            _store_zeros(of_tile, column, HEAD)
         for start_key in range(tile * KEYS, rows, KEY_TILES * KEYS):
             left = keys - start_key
             of_column = _numbers(of_columns, start_key, other, left) if THRESHOLD > 0 else other
@@ -288,11 +298,15 @@ def attend_backward(
             of_value = tl.where((other < left)[:, None], of_value * SCALE, 0.0)
             _store_rows(grad_k, begin + start_key, k_stride, other, rows - start_key, column, of_key, HEAD)
             _store_rows(grad_v, begin + start_key, k_stride, other, rows - start_key, column, of_value, HEAD)
-            of_tile = partials + tile * (3 * HEADS * HEAD) + column
             tl.store(of_tile + HEADS * HEAD, tl.sum(of_key, 0), mask=column < HEAD)
             tl.store(of_tile + 2 * HEADS * HEAD, tl.sum(of_value, 0), mask=column < HEAD)
     else:
-        row = tl.arange(0, TILE)
+        row, of_tile = tl.arange(0, TILE), partials + (tile - KEY_TILES) * (3 * HEADS * HEAD)
+        if (tile - KEY_TILES) * TILE >= queries:
+            _store_zeros(of_tile, column, HEAD)
+        if tile >= 2 * KEY_TILES:
+            _store_zeros(of_tile + HEADS * HEAD, column, HEAD)
+            _store_zeros(of_tile + 2 * HEADS * HEAD, column, HEAD)
         full = _end_of_full(keys, KEYS)
         for start in range((tile - KEY_TILES) * TILE, queries, query_tiles * TILE):
             left = queries - start
@@ -314,5 +328,4 @@ def attend_backward(
                 )  # fmt: skip
             of_query *= scale * SCALE
             _store_rows(grad_q, first_query + start, q_stride, row, left, column, of_query, HEAD)
-            of_tile = partials + (tile - KEY_TILES) * (3 * HEADS * HEAD) + column
             tl.store(of_tile, tl.sum(of_query, 0), mask=column < HEAD)

@@ -101,7 +101,8 @@ class Layer(torch.autograd.Function):
             queries = x.index_select(0, options.first)
             q = F.linear(queries, weights.qkv[:dim], weights.qkv_bias[:dim])
             kv = F.linear(x, weights.qkv[dim:], weights.qkv_bias[dim:])
-        context, saved = attention.attend(q, kv[:, :dim], kv[:, dim:], options.attention)
+        numbers = attention.numbers_of(options.attention, kv)
+        context, saved = attention.attend(q, kv[:, :dim], kv[:, dim:], options.attention, numbers)
         attended = F.linear(context, weights.out, weights.out_bias)
         norm, last, eps = (parameters.norm, parameters.norm_bias), (parameters.last, parameters.last_bias), options.eps
         middle, statistics = rows.add_norm(attended, queries, *norm, eps, Drop())
@@ -111,16 +112,17 @@ class Layer(torch.autograd.Function):
         out, last_statistics = rows.add_norm(added, middle, *last, eps, options.drop)
         ctx.options = options
         ctx.save_for_backward(
-            x, queries, q, kv, context, saved, attended, middle, statistics, wide, active, added, last_statistics,
-            *weights, parameters.norm, parameters.last, parameters.out, parameters.wide, parameters.narrow,
+            x, queries, q, kv, context, saved, numbers, attended, middle, statistics, wide, active, added,
+            last_statistics, *weights, parameters.norm, parameters.last, parameters.out, parameters.wide,
+            parameters.narrow,
         )  # fmt: skip
         ctx.dtype = parameters.q.dtype
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (x, queries, q, kv, context, saved, attended, middle, statistics, wide, active, added, last_statistics,
-         *narrow, norm, last, own_out, own_wide, own_narrow) = ctx.saved_tensors  # fmt: skip
+        (x, queries, q, kv, context, saved, numbers, attended, middle, statistics, wide, active, added,
+         last_statistics, *narrow, norm, last, own_out, own_wide, own_narrow) = ctx.saved_tensors  # fmt: skip
         options, weights, (count, dim), hidden = ctx.options, CastWeights(*narrow), queries.shape, wide.shape[1]
         partials = rows.new_partials(count, 6 * dim + hidden, norm)
         of_last, of_wide, of_norm = partials.split([3 * dim, hidden, 3 * dim], 1)
@@ -139,7 +141,7 @@ class Layer(torch.autograd.Function):
         out_weight = weight_gradient(grad_attended, context, own_out)
         grad_context = input_gradient(grad_attended, weights.out)
         grad_x, qkv_weight, of_qkv = attention_backward(
-            options, grad_context, grad_residual, x, queries, q, kv, context, saved, weights.qkv
+            options, grad_context, grad_residual, x, queries, q, kv, context, saved, numbers, weights.qkv
         )
         last_weight, last_bias, narrow_bias, wide_bias, norm_weight, norm_bias, out_bias, *qkv_bias = rows.sum_partials(
             partials, of_qkv
@@ -154,7 +156,7 @@ class Layer(torch.autograd.Function):
 
 def attention_backward(
     options: LayerOptions, grad: Tensor, grad_residual: Tensor, x: Tensor, queries: Tensor, q: Tensor, kv: Tensor,
-    context: Tensor, saved: Tensor, weight: Tensor,
+    context: Tensor, saved: Tensor, numbers: Tensor | None, weight: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Returns the gradients of a layer's input and of the weight of q, k and v, and partial sums of that of their bias.
 
@@ -164,11 +166,11 @@ def attention_backward(
     if options.first is None:
         grad_qkv = x.new_empty(len(x), 3 * dim)
         of_q, of_k, of_v = grad_qkv.chunk(3, 1)
-        of_bias = attention.attend_backward(grad, q, k, v, *rest, (of_q, of_k, of_v), options.attention)
+        of_bias = attention.attend_backward(grad, q, k, v, *rest, (of_q, of_k, of_v), options.attention, numbers)
         return input_gradient(grad_qkv, weight, grad_residual), weight_gradient(grad_qkv, x), of_bias
     grad_q, grad_kv = torch.empty_like(q), torch.empty_like(kv)
     of_k, of_v = grad_kv.chunk(2, 1)
-    of_bias = attention.attend_backward(grad, q, k, v, *rest, (grad_q, of_k, of_v), options.attention)
+    of_bias = attention.attend_backward(grad, q, k, v, *rest, (grad_q, of_k, of_v), options.attention, numbers)
     grad_x = input_gradient(grad_kv, weight[dim:])
     # The rows are distinct, so the sum is deterministic.
     grad_x.index_add_(0, options.first, input_gradient(grad_q, weight[:dim], grad_residual))
