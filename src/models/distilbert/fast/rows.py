@@ -14,6 +14,7 @@ MAX_DIM = 2048  # elements of a row that one program holds
 FORWARD = {"BLOCK": 1, "num_warps": 1}  # rows that a program handles at a time
 GELU = {"BLOCK": 1024, "num_warps": 4}
 GELU_BACKWARD = {"BLOCK": 2, "WIDTH": 512, "num_warps": 4}
+FEW_GELU_BACKWARD = {"BLOCK": 8, "WIDTH": 256, "num_warps": 4}  # of programs with few rows
 SUM_PARTIALS = {"WIDTH": 32, "BLOCK": 256, "num_warps": 8}
 SUM_BY_ID = {"WIDTH": 128, "BLOCK": 32, "num_warps": 4}
 SORT_IDS = {"BLOCK": 8, "WIDTH": 1024, "num_warps": 4}
@@ -48,13 +49,20 @@ def takes(name: str, weight: Float[Tensor, "rows dim"], supported: bool = True, 
     return can_take(name, weight, supported, dim=dim, dtype=dtype, **shapes)
 
 
-def backward_options(columns: int) -> dict[str, int]:
+def backward_options(rows: int, columns: int, programs: int) -> dict[str, int]:
     """Returns tile sizes of a backward kernel of whole rows.
 
-    A warp has 256 columns, where they are enough: then each thread sums its columns without the others.
+    A warp has 256 columns, where they are enough: then each thread sums its columns without the others. Programs with
+    few rows take 4 at a time, as these all run side by side; more programs do with 2.
     """
     width = power_of_2(columns)
-    return {"WIDTH": width, "BLOCK": 2 if width > 512 else 4, "num_warps": max(1, min(8, width // 256))}
+    block = 2 if width > 512 and not is_few(rows, programs) else 4
+    return {"WIDTH": width, "BLOCK": block, "num_warps": max(1, min(8, width // 256))}
+
+
+def is_few(rows: int, programs: int) -> bool:
+    """Returns whether no program of a sum over rows has more than LEAST_ROWS."""
+    return rows <= LEAST_ROWS * programs
 
 
 def new_partials(rows: int, width: int, like: Tensor) -> Float[Tensor, "programs {width}"]:
@@ -110,7 +118,7 @@ def add_norm_backward(
     launch(
         kernels.add_norm_backward, (len(partials),),
         grad, x, residual, weight, statistics, grad_x, grad_residual, partials, drop.seed, rows, partials.stride(0),
-        **drop.constants, COLUMNS=columns, **backward_options(columns),
+        **drop.constants, COLUMNS=columns, **backward_options(rows, columns, len(partials)),
     )  # fmt: skip
     return grad_x, grad_residual
 
@@ -127,10 +135,10 @@ def gelu_backward(
 ) -> Float[Tensor, "rows width"]:
     """Returns the gradient of x; `partials` gets that of a bias in it."""
     out, (rows, columns) = torch.empty_like(x), x.shape
+    options = FEW_GELU_BACKWARD if is_few(rows, len(partials)) else GELU_BACKWARD
     launch(
-        kernels.gelu_backward, (len(partials), -(-columns // GELU_BACKWARD["WIDTH"])),
-        grad, x, out, partials, rows, partials.stride(0),
-        COLUMNS=columns, **GELU_BACKWARD,
+        kernels.gelu_backward, (len(partials), -(-columns // options["WIDTH"])),
+        grad, x, out, partials, rows, partials.stride(0), COLUMNS=columns, **options,
     )  # fmt: skip
     return out
 
@@ -182,7 +190,7 @@ def embed_backward(
         kernels.embed_backward, (len(partials),),
         grad, words.ids, words.positions, word_vectors, position_vectors, weight, statistics, out, partials, drop.seed,
         rows, partials.stride(0),
-        LENGTH=words.length, **drop.constants, COLUMNS=columns, **backward_options(columns),
+        LENGTH=words.length, **drop.constants, COLUMNS=columns, **backward_options(rows, columns, len(partials)),
     )  # fmt: skip
     return out
 
