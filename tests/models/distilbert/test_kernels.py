@@ -114,6 +114,15 @@ def test_attention_agrees_with_float64(
     assert difference.largest < tolerance, difference
 
 
+@pytest.mark.parametrize("first_only", [False, True])
+@pytest.mark.parametrize(("lengths", "padded_to"), [([16, 3, 17], None), ([16, 3], 16)])
+def test_attention_in_one_tile_agrees_with_float64(lengths: list[int], padded_to: int | None, first_only: bool) -> None:
+    """Its program of keys has the gradient of its queries as well."""
+    batch = sentences(lengths, padded_to, 5)
+    difference = attention(fused, batch, 2, 10, torch.float16, dropout=0.3, first_only=first_only)
+    assert difference.largest < 3e-3, difference
+
+
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")  # in rows without keys, which get zeros
 @pytest.mark.parametrize("padded_to", [19, None])
 def test_large_negative_scores_give_finite_gradients(padded_to: int | None) -> None:

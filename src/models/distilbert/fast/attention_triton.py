@@ -201,7 +201,7 @@ def _keys_backward_tile(
     FULL: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr, THRESHOLD: tl.constexpr, TILE: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Returns the gradients of keys and values with those from a tile of queries."""
+    """Returns the gradients of keys and values with those from a tile of queries, and that of the tile's scores."""
     row, left = tl.arange(0, TILE), queries - start
     query = _rows(q, first_query + start, q_stride, row, left, column, HEAD, UPCAST, FULL)
     above = _rows(grad, first_query + start, HEADS * HEAD, row, left, column, HEAD, UPCAST, FULL)
@@ -217,7 +217,7 @@ def _keys_backward_tile(
     of_value = tl.dot(dropped.to(above.dtype), above, of_value, input_precision=PRECISION)
     of_score = dropped * of_weight - weight * product[None, :]
     of_key = tl.dot(of_score.to(query.dtype), query, of_key, input_precision=PRECISION)
-    return of_key, of_value
+    return of_key, of_value, of_score
 
 
 @triton.jit
@@ -254,6 +254,7 @@ def attend_backward(
 ):  # fmt: skip
     """Writes the gradients; the first KEY_TILES programs of a head those of keys and values, the others of queries.
 
+    A sentence of one tile of less than 32 rows has all of its gradients from the first program.
     Gradients have the strides of q, k and v. `scale` is the scale of the scores. `partials` get each tile's sums over
     rows of the gradients of q, k and v, side by side, 0 for tiles without rows.
     """
@@ -267,6 +268,7 @@ def attend_backward(
     query_tiles = tl.num_programs(0) - KEY_TILES
     partials += s.to(tl.int64) * tl.maximum(KEY_TILES, query_tiles) * (3 * HEADS * HEAD) + head * HEAD + column
     of_rows, of_columns = _numbers_of(numbers, head, begin, tokens, HEADS, THRESHOLD)
+    is_one = (TILE < 32) & (keys > 0) & (rows <= tl.minimum(KEYS, TILE))
     # Kept weights are multiplied by SCALE. Here all other terms are divided by it, and the results multiplied.
     if tile < KEY_TILES:
         other, of_tile = tl.arange(0, KEYS), partials + tile * (3 * HEADS * HEAD)
@@ -284,15 +286,23 @@ def attend_backward(
             end = tl.where(start_key < keys, queries, 0)
             full = _end_of_full(end, TILE)
             for start in range(0, full, TILE):
-                of_key, of_value = _keys_backward_tile(
+                of_key, of_value, _ = _keys_backward_tile(
                     key, value, of_column, of_key, of_value, q, grad, logs, along, of_rows, first_query, q_stride,
                     start, queries, column, factor, True, HEADS, HEAD, THRESHOLD, TILE, PRECISION, UPCAST,
                 )  # fmt: skip
             for start in tl.range(full, end, TILE, num_stages=1 if TILE >= 32 else None):
-                of_key, of_value = _keys_backward_tile(
+                of_key, of_value, of_score = _keys_backward_tile(
                     key, value, of_column, of_key, of_value, q, grad, logs, along, of_rows, first_query, q_stride,
                     start, queries, column, factor, False, HEADS, HEAD, THRESHOLD, TILE, PRECISION, UPCAST,
                 )  # fmt: skip
+                if TILE < 32:  # noqa: SIM102  (larger tiles do not compile it)
+                    if is_one:
+                        of_score = tl.where((other < left)[:, None], of_score, 0.0)
+                        of_query = tl.dot(tl.trans(of_score.to(key.dtype)), key, input_precision=PRECISION)
+                        of_query *= scale * SCALE
+                        row = tl.arange(0, TILE)
+                        _store_rows(grad_q, first_query, q_stride, row, queries, column, of_query, HEAD)
+                        tl.store(of_tile, tl.sum(of_query, 0), mask=column < HEAD)
             # A row depends on its own key alone, so only the results of rows without keys are masked.
             of_key = tl.where((other < left)[:, None], of_key * (scale * SCALE), 0.0)
             of_value = tl.where((other < left)[:, None], of_value * SCALE, 0.0)
@@ -308,7 +318,7 @@ def attend_backward(
             _store_zeros(of_tile + HEADS * HEAD, column, HEAD)
             _store_zeros(of_tile + 2 * HEADS * HEAD, column, HEAD)
         full = _end_of_full(keys, KEYS)
-        for start in range((tile - KEY_TILES) * TILE, queries, query_tiles * TILE):
+        for start in range((tile - KEY_TILES) * TILE, tl.where(is_one, 0, queries), query_tiles * TILE):
             left = queries - start
             of_row = _numbers(of_rows, start, row, left) if THRESHOLD > 0 else row
             query = _rows(q, first_query + start, q_stride, row, left, column, HEAD, UPCAST)
