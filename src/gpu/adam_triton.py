@@ -1,10 +1,11 @@
 # type: ignore  (the type checker reads Triton as Python)
 """Adam's update (Kingma and Ba, arXiv:1412.6980) of many float32 parameters in one launch, AdamW's decay included.
 
-Both kernels read a table [7, ROWS] of int64, a column for each parameter: addresses of parameter, gradient, exp_avg,
-exp_avg_sq and step, its number of elements, and the number of its first block of BLOCK elements. Columns after the last
-parameter begin at block 2^62. `factors` [3, ROWS] are float32: step size, 1 / root of the second bias correction, and
-the part of a weight that decays. A `found_inf` that is not 0 keeps every number as it is.
+Both kernels read a table [8, ROWS] of int64, a column for each parameter: addresses of parameter, gradient, exp_avg,
+exp_avg_sq and step, its number of elements, the number of its first block of BLOCK elements, and the address of its
+copy in another dtype, 0 without one. Columns after the last parameter begin at block 2^62. `factors` [3, ROWS] are
+float32: step size, 1 / root of the second bias correction, and the part of a weight that decays. A `found_inf` that is
+not 0 keeps every number as it is.
 """
 
 import triton
@@ -35,10 +36,13 @@ def advance(
 
 @triton.jit
 def update(
-    table, factors, found_inf, scale, beta1, rest1, beta2, rest2, penalty, eps,
+    table, factors, found_inf, scale, copies, beta1, rest1, beta2, rest2, penalty, eps,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Updates one block of a parameter by its gradient / `scale` + `penalty` * parameter; `rest1` is 1 - `beta1`."""
+    """Updates one block of a parameter by its gradient / `scale` + `penalty` * parameter; `rest1` is 1 - `beta1`.
+
+    `copies` is a tensor of the copies' dtype; None where there are none.
+    """
     block = tl.program_id(0).to(tl.int64)
     begins = tl.load(table + 6 * ROWS + tl.arange(0, ROWS))
     row = tl.sum((begins <= block).to(tl.int32), 0) - 1
@@ -65,6 +69,10 @@ def update(
     tl.store(parameters, parameter, mask=mask)
     tl.store(averages, average, mask=mask, eviction_policy="evict_first")
     tl.store(squares, square, mask=mask, eviction_policy="evict_first")
+    if copies is not None:
+        address = tl.load(column + 7 * ROWS)
+        places = tl.multiple_of(address.to(tl.pointer_type(copies.dtype.element_ty)), 16) + offset
+        tl.store(places, parameter.to(copies.dtype.element_ty), mask=mask & (address != 0))
 
 
 @triton.jit

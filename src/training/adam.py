@@ -1,20 +1,22 @@
 """Steps of torch's fused Adam and AdamW by Triton kernels: one launch for all large parameters, one for all small ones.
 
 torch's own computes in float64, takes a launch for a few dozen parameters, and with a gradient scale writes the
-unscaled gradients back. The kernel moves 28 bytes a parameter. Optimisers keep their class, settings and state.
+unscaled gradients back. The kernel moves 28 bytes a parameter, and 2 for a copy in a half precision where the forward
+pass reads one (`weight_copies`). Optimisers keep their class, settings and state.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.optimizer import Optimizer
 
-from src.gpu import triton_helpers
+from src.gpu import triton_helpers, weight_copies
 from src.gpu.triton_helpers import launch, package, power_of_2
 
 NAME = "adam"  # in execution.kernels
@@ -24,6 +26,9 @@ NEVER = 2**62  # a block that there is not
 PLAIN = "amsgrad", "maximize", "differentiable", "foreach"  # settings that the kernels do not have
 
 Row = tuple[Tensor, ...]  # a parameter, its gradient, exp_avg, exp_avg_sq and step
+Copies = Mapping[int, Tensor]  # of parameters in the products' dtype, by the parameter's address
+
+with_kernels: WeakSet[Optimizer] = WeakSet()  # their steps write `weight_copies.kept()`
 
 
 def use_kernels(optimizer: Optimizer) -> None:
@@ -36,6 +41,7 @@ def use_kernels(optimizer: Optimizer) -> None:
 
         # torch's wrapper calls hooks of steps and names them for the profiler.
         optimizer.step = partial(Optimizer.profile_hook_step(step), optimizer)  # type: ignore[method-assign]
+        with_kernels.add(optimizer)
 
 
 class Steps:
@@ -56,6 +62,7 @@ class Steps:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        copies = weight_copies.kept()
         scale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
         for number, group in enumerate(optimizer.param_groups):
             states: list[list[Tensor]] = [[], [], [], [], [], []]
@@ -68,9 +75,9 @@ class Steps:
                 parts[None if is_torchs else row[0].numel() >= LARGE].append(i)
             for is_large in (True, False):
                 part = [rows[i] for i in parts[is_large]]
-                host = self.table((number, is_large), part) if part else None
+                host = self.table((number, is_large), part, copies) if part else None
                 if host is not None:
-                    update(host, part, group, scale, found_inf)
+                    update(host, part, group, scale, found_inf, copies)
                 else:
                     parts[None] += parts[is_large]
             if parts[None]:
@@ -79,15 +86,20 @@ class Steps:
                 rest: Any = [[state[i] for i in parts[None]] if state else [] for state in states]
                 adam(*rest, beta1=beta1, beta2=beta2, has_complex=has_complex, grad_scale=scale, found_inf=found_inf,
                      **{name: group[name] for name in names})  # fmt: skip
+                weights = [rows[i][0] for i in parts[None] if rows[i][0].data_ptr() in copies]
+                weight_copies.copy(weights, [copies[weight.data_ptr()] for weight in weights])
         return loss
 
-    def table(self, key: Any, rows: Sequence[Row]) -> Tensor | None:
+    def table(self, key: Any, rows: Sequence[Row], copies: Copies) -> Tensor | None:
         """Returns the kernels' table of these parameters on the host; None where a capture has no memory for it."""
         columns, end = [], 0
         for row in rows:
-            columns.append([*map(Tensor.data_ptr, row), row[0].numel(), end])
+            target = copies.get(row[0].data_ptr())
+            columns.append(
+                [*map(Tensor.data_ptr, row), row[0].numel(), end, 0 if target is None else target.data_ptr()]
+            )
             end += blocks(row[0])
-        columns += [[0] * 6 + [NEVER]] * (power_of_2(len(rows)) - len(rows))
+        columns += [[0] * 6 + [NEVER, 0]] * (power_of_2(len(rows)) - len(rows))
         values = torch.tensor(columns).T
         if not rows[0][0].is_cuda:
             return values.contiguous()
@@ -131,8 +143,9 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def update(
-    host: Tensor, rows: Sequence[Row], group: dict[str, Any], scale: Tensor | None, found_inf: Tensor | None
-) -> None:
+    host: Tensor, rows: Sequence[Row], group: dict[str, Any], scale: Tensor | None, found_inf: Tensor | None,
+    copies: Copies,
+) -> None:  # fmt: skip
     """Launches the kernels. `scale` divides gradients; a `found_inf` that is not 0 skips the step."""
     from src.gpu import adam_triton
 
@@ -144,10 +157,11 @@ def update(
     lr, rate = (group["lr"], 0.0) if isinstance(group["lr"], Tensor) else (None, float(group["lr"]))
     logs = [math.log(beta) if beta else -math.inf for beta in (beta1, beta2)]
     options = {"ROWS": table.shape[1], "num_warps": WARPS}
+    like = next((copies[row[0].data_ptr()] for row in rows if row[0].data_ptr() in copies), None)
     launch(adam_triton.advance, (1,), table, factors, found_inf, lr, rate, *logs,
            decay if is_decoupled else 0.0, len(rows), **options)  # fmt: skip
     launch(adam_triton.update, (sum(blocks(row[0]) for row in rows),), table, factors, found_inf, scale,
-           beta1, 1 - beta1, beta2, 1 - beta2, 0.0 if is_decoupled else decay, eps,
+           like, beta1, 1 - beta1, beta2, 1 - beta2, 0.0 if is_decoupled else decay, eps,
            **options, BLOCK=BLOCK)  # fmt: skip
 
 

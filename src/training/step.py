@@ -1,6 +1,7 @@
 """One optimiser step of any task: loss, backward, unscale, clip, update. Eager, or replayed from a CUDA graph."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 import pytorch_lightning as pl
@@ -14,7 +15,9 @@ from src.config.schema import Execution
 from src.gpu import precompile
 from src.gpu.cuda_graphs import Graphed
 from src.gpu.waiting import Waiting
+from src.gpu.weight_copies import WeightCopies
 from src.parallel.gradient_averaging import GradientAverage, bucket_dtype
+from src.training import adam
 
 # Versions of torch whose GradScaler has the private fields that are used below; with others only its public methods are
 # called, and gradients are unscaled, clipped and checked in passes of their own.
@@ -64,6 +67,8 @@ class TrainStep:
             dtype = bucket_dtype(task.execution.gradient_dtype)
             self.average = GradientAverage(self.parameters, task.waiting, dtype)
         self.run = Graphed(self._step, graph, warmup_steps)
+        # Other optimisers would not write the copies when a graph replays them.
+        self.copies = WeightCopies() if self.optimizer.optimizer in adam.with_kernels else None  # type: ignore[union-attr]
         self.started = False
 
     def __call__(self, step: StepBatches) -> dict[str, Tensor]:
@@ -71,7 +76,10 @@ class TrainStep:
             precompile.wait()
             self.task.prepare_first_step(step.batches)
             self.started = True
-        outputs = self.run(step.weights, *step.batches)
+        if self.copies is not None:
+            self.copies.refresh()
+        with self.copies.active() if self.copies is not None else nullcontext():
+            outputs = self.run(step.weights, *step.batches)
         self._count_optimizer_step()
         return outputs
 

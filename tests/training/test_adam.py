@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from src.gpu import triton_helpers
+from src.gpu import triton_helpers, weight_copies
+from src.gpu.weight_copies import WeightCopies
 from src.models.distilbert.network import DistilBert
 from src.models.distilbert.task import DistilBertTask
 from src.training import adam
@@ -170,6 +171,30 @@ def test_what_the_kernel_does_not_have_is_torchs(option: str, updated: list[list
         results.append(state_of(optimizer, parameters))
     assert not updated
     torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def test_kept_copies_are_written_with_the_weights(updated: list[list[tuple[int, ...]]]) -> None:
+    """Also those of torch's parameters; a skipped step leaves both, and weights without copies are updated too."""
+    parameters = weights()
+    copied = [parameters[i] for i in (1, 2, 4, 6)]
+    copies = [torch.empty_like(parameter, dtype=torch.float16) for parameter in copied]
+    optimizer: Any = made(torch.optim.AdamW, parameters, True, lr=0.1)
+    with WeightCopies().active():
+        weight_copies.cast(copied, torch.float16, lambda: (copies, copies))
+        for step, overflows in enumerate((False, True, False)):
+            give_gradients(parameters, step)
+            optimizer.found_inf, before = torch.tensor(float(overflows)), copies[1].clone()
+            optimizer.step()
+            for parameter, target in zip(copied, copies, strict=True):
+                assert torch.equal(target, parameter.to(torch.float16))
+            assert torch.equal(before, copies[1]) == overflows
+    assert updated == [LARGE, SMALL] * 3
+    others = weights()
+    plain = made(torch.optim.AdamW, others, True, lr=0.1)
+    for step in (0, 2):
+        give_gradients(others, step)
+        plain.step()
+    assert_near(list(map(Tensor.detach, parameters)), list(map(Tensor.detach, others)))
 
 
 def test_kernels_are_given_floats_where_settings_are_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,16 @@ from torch import Tensor, nn
 
 from src.batches.step import StepBatches
 from src.config.schema import Execution
+from src.gpu import triton_helpers, weight_copies
 from src.gpu.waiting import Waiting
+from src.training import adam
 from src.training.step import TrainStep
 
 CPU = torch.device("cpu")
+
+
+def nothing() -> None:
+    pass
 
 
 class MeanTask:
@@ -24,7 +30,6 @@ class MeanTask:
         self.device, self.losses = CPU, torch.zeros(())
         self.weight = nn.Parameter(torch.zeros(()))
         inner = torch.optim.SGD([self.weight], lr=1.0, fused=fused)
-        nothing = lambda: None  # noqa: E731
         self.optimizer = SimpleNamespace(optimizer=inner, _on_before_step=nothing, _on_after_step=nothing)
         self.scaler = scaler
         self.trainer: Any = SimpleNamespace(precision_plugin=SimpleNamespace(scaler=scaler), world_size=1)
@@ -72,3 +77,40 @@ def test_only_a_gradient_above_the_norm_is_clipped(fused: bool, scale: float | N
         scaler = None if scale is None else torch.amp.GradScaler("cpu", scale)
         step = MeanTask(clip_norm=0.5, fused=fused, scaler=scaler).steps(torch.tensor([gradient]))
         assert step == pytest.approx(min(gradient, 0.5), rel=1e-4)
+
+
+class CastTask(MeanTask):
+    """Its loss reads the weight in half precision, as fast layers do."""
+
+    def __init__(self, with_kernels: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.optimizer.optimizer = torch.optim.AdamW([self.weight], lr=0.1, fused=True)
+        if with_kernels:
+            adam.use_kernels(self.optimizer.optimizer)
+        self.casts, self.seen = 0, torch.zeros(())
+
+    def loss(self, batch: Tensor) -> dict[str, Tensor]:
+        def make() -> tuple[Tensor, list[Tensor]]:
+            self.casts += 1
+            target = torch.empty(4, dtype=torch.float16)
+            return target, [target]
+
+        self.seen = weight_copies.cast([self.weight], torch.float16, make).clone()
+        return {"loss": (self.weight * batch.mean()).sum()}
+
+
+@pytest.mark.parametrize("with_kernels", [False, True])
+def test_a_step_reads_weights_as_they_are(with_kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies that the optimiser keeps are those of casts, also of weights that something else changed in between."""
+    monkeypatch.setattr(triton_helpers, "devices", {"cpu"})
+    task, batches = CastTask(with_kernels), [torch.ones(2), torch.ones(2)]
+    run = TrainStep(task, graph=False, warmup_steps=1)
+    changes = [nothing, nothing, lambda: task.weight.mul_(3), lambda: task.weight.copy_(torch.arange(4.0)), nothing]
+    for change in changes:
+        with torch.no_grad():
+            change()
+        expected = task.weight.detach().to(torch.float16)
+        run(StepBatches.of(batches, [[len(batch)] for batch in batches], rank=0))
+        assert torch.equal(task.seen, expected) and not torch.equal(task.weight.detach().to(torch.float16), expected)
+    assert task.casts == (1 if with_kernels else len(batches) * len(changes))

@@ -21,7 +21,7 @@ from src.gpu.hooks import Parts, parts_of, uncompiled
 from src.gpu.triton_helpers import power_of_2, working_dtype
 from src.models.distilbert.fast import attention, rows
 from src.models.distilbert.fast.embedding import embed
-from src.models.distilbert.fast.layer import Parameters, casts_of, empty_casts, layer
+from src.models.distilbert.fast.layer import Parameters, empty_casts, layer, sources_of, targets_of
 from src.models.distilbert.fast.packing import PackedMemory, pack
 from src.models.distilbert.layout import Layout
 
@@ -270,9 +270,9 @@ class Casts:
     def __init__(self, weights: Sequence[Tensor], dtype: torch.dtype) -> None:
         layers = [Parameters(*layer_weights(weights, number)) for number in range((len(weights) - 4) // 16)]
         self.layers = [empty_casts(parameters, dtype) for parameters in layers]
-        sources, self._targets = casts_of(layers, self.layers)
+        self._targets = [target for cast in self.layers for target in targets_of(cast)]
         place = {id(weight): number for number, weight in enumerate(weights)}
-        self._order = [place[id(source)] for source in sources]
+        self._order = [place[id(source)] for parameters in layers for source in sources_of(parameters)]
 
     def write(self, weights: Sequence[Tensor]) -> None:
         """Casts the weights as they are now."""

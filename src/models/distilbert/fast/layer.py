@@ -5,7 +5,6 @@ float32. The product that computes a gradient adds it to the residual's. The bac
 masks, inputs of layer norms and attention weights, as loading them would take longer.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from src.gpu import weight_copies
 from src.gpu.gradient_slots import slot_of
 from src.gpu.products import input_gradient, transposed
 from src.gpu.triton_helpers import precision, working_dtype
@@ -179,16 +179,18 @@ def attention_backward(
 
 
 def cast_weights(parameters: Parameters, dtype: torch.dtype) -> CastWeights:
-    """Returns the weights in `dtype`, cast in one launch; float32 ones are only concatenated."""
+    """Returns the weights in `dtype`, kept copies or cast in one launch; float32 ones are only concatenated."""
     qkv = [parameters.q, parameters.k, parameters.v]
     biases = [parameters.q_bias, parameters.k_bias, parameters.v_bias]
     if parameters.q.dtype == dtype:
         rest = parameters.out, parameters.out_bias, parameters.wide, parameters.wide_bias
         return CastWeights(torch.cat(qkv), torch.cat(biases), *rest, parameters.narrow, parameters.narrow_bias)
-    cast = empty_casts(parameters, dtype)
-    sources, targets = casts_of([parameters], [cast])
-    torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]
-    return cast
+
+    def make() -> tuple[CastWeights, list[Tensor]]:
+        cast = empty_casts(parameters, dtype)
+        return cast, targets_of(cast)
+
+    return weight_copies.cast(sources_of(parameters), dtype, make)
 
 
 def empty_casts(parameters: Parameters, dtype: torch.dtype) -> CastWeights:
@@ -200,16 +202,16 @@ def empty_casts(parameters: Parameters, dtype: torch.dtype) -> CastWeights:
     return CastWeights(weight, bias, *(torch.empty_like(part, dtype=dtype) for part in (*rest, *narrow)))
 
 
-def casts_of(layers: Sequence[Parameters], casts: Sequence[CastWeights]) -> tuple[list[Tensor], list[Tensor]]:
-    """Returns the layers' weights and, in the same order, the memory of their casts."""
-    sources: list[Tensor] = []
-    targets: list[Tensor] = []
-    for of, to in zip(layers, casts, strict=True):
-        sources += [of.q, of.k, of.v, of.q_bias, of.k_bias, of.v_bias]
-        targets += [*to.qkv.chunk(3), *to.qkv_bias.chunk(3)]
-        sources += [of.out, of.out_bias, of.wide, of.wide_bias, of.narrow, of.narrow_bias]
-        targets += to[2:]
-    return sources, targets
+def sources_of(parameters: Parameters) -> list[Tensor]:
+    """Returns the weights and biases that are cast."""
+    of = parameters
+    attention = of.q, of.k, of.v, of.q_bias, of.k_bias, of.v_bias, of.out, of.out_bias
+    return [*attention, of.wide, of.wide_bias, of.narrow, of.narrow_bias]
+
+
+def targets_of(cast: CastWeights) -> list[Tensor]:
+    """Returns the memory of these casts, in the order of `sources_of`."""
+    return [*cast.qkv.chunk(3), *cast.qkv_bias.chunk(3), *cast[2:]]
 
 
 def weight_gradient(
