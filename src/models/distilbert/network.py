@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -46,12 +46,28 @@ class Dropout:
     head: float = 0.2
 
 
+class Linear(nn.Linear):
+    """Initialises itself like Hugging Face's: torch's own initialisation would be drawn first and overwritten."""
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=INIT_STD)
+        nn.init.zeros_(self.bias)
+
+
+class Embedding(nn.Embedding):
+    """Likewise, with a vector of zeros for padding."""
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=INIT_STD)
+        self._fill_padding_idx_with_zero()
+
+
 class Embeddings(nn.Module):
     def __init__(self, sizes: Sizes, dropout: float) -> None:
         super().__init__()
         self.dropout = dropout
-        self.word_embeddings = nn.Embedding(sizes.vocab_size, sizes.dim, padding_idx=0)
-        self.position_embeddings = nn.Embedding(sizes.max_position_embeddings, sizes.dim)
+        self.word_embeddings = Embedding(sizes.vocab_size, sizes.dim, padding_idx=0)
+        self.position_embeddings = Embedding(sizes.max_position_embeddings, sizes.dim)
         self.LayerNorm = nn.LayerNorm(sizes.dim, EPS)
 
     def forward(self, batch: Tokens) -> Hidden:
@@ -69,7 +85,7 @@ class Attention(nn.Module):
     def __init__(self, sizes: Sizes, dropout: float) -> None:
         super().__init__()
         self.num_heads, self.dropout = sizes.n_heads, dropout
-        self.q_lin, self.k_lin, self.v_lin, self.out_lin = (nn.Linear(sizes.dim, sizes.dim) for _ in range(4))
+        self.q_lin, self.k_lin, self.v_lin, self.out_lin = (Linear(sizes.dim, sizes.dim) for _ in range(4))
 
     def forward(self, x: Hidden, layout: Layout) -> Hidden:
         inputs = self.q_lin, self.k_lin, self.v_lin
@@ -85,8 +101,8 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.lin1 = nn.Linear(sizes.dim, sizes.hidden_dim)
-        self.lin2 = nn.Linear(sizes.hidden_dim, sizes.dim)
+        self.lin1 = Linear(sizes.dim, sizes.hidden_dim)
+        self.lin2 = Linear(sizes.hidden_dim, sizes.dim)
 
     def forward(self, x: Hidden) -> Hidden:
         return self.lin2(F.gelu(self.lin1(x)))
@@ -157,16 +173,14 @@ class DistilBert(nn.Module):
         self.sizes = sizes = sizes or Sizes()
         self.dropout = Dropout(dropout, attention_dropout, head_dropout)
         self.distilbert = Encoder(sizes, self.dropout)
-        self.pre_classifier = nn.Linear(sizes.dim, sizes.dim)
-        self.classifier = nn.Linear(sizes.dim, sizes.num_labels)
-        self.apply(initialise)
+        self.pre_classifier = Linear(sizes.dim, sizes.dim)
+        self.classifier = Linear(sizes.dim, sizes.num_labels)
 
     def resize_head(self, num_labels: int) -> None:
         """Replaces the last layer by one of `num_labels` outputs, initialised anew."""
         old = self.classifier.weight
         self.sizes = replace(self.sizes, num_labels=num_labels)
-        self.classifier = nn.Linear(self.sizes.dim, num_labels).to(old)
-        self.classifier.apply(initialise)
+        self.classifier = Linear(self.sizes.dim, num_labels).to(old)
 
     def order_head(self, order: Sequence[int]) -> None:
         """Puts output `order[i]` at i."""
@@ -192,14 +206,3 @@ def mean_of_sentences(x: Float[Tensor, "tokens dim"], layout: Layout) -> Float[T
     sentences = layout.to_sentences(x)[: layout.sentences.count]
     total = sentences.masked_fill(~is_token, 0).sum(1, dtype=torch.promote_types(x.dtype, torch.float32))
     return (total / is_token.sum(1)).to(x.dtype)
-
-
-def initialise(module: nn.Module) -> None:
-    """Initialises like Hugging Face; layer norms keep torch's ones and zeros."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=INIT_STD)
-    if isinstance(module, nn.Linear):
-        nn.init.zeros_(cast(Tensor, module.bias))
-    if isinstance(module, nn.Embedding) and module.padding_idx is not None:
-        with torch.no_grad():
-            module.weight[module.padding_idx] = 0

@@ -13,6 +13,7 @@ from src.batches.tokens import PackedTokens, PaddedTokens
 from src.errors import UserError
 from src.models.distilbert import DistilBert, Sizes
 from src.models.distilbert.layout import Layout, Tokens, token_mask
+from src.models.distilbert.network import INIT_STD
 from tests.support.hugging_face import SIZES, distilbert, mask_of, packed, random_sentences
 
 LENGTHS = [5, 18, 3, 11, 4]
@@ -48,6 +49,20 @@ def test_state_dict_names_and_shapes_equal_hugging_faces() -> None:
     shapes = [{name: value.shape for name, value in model.state_dict().items()} for model in (mine, theirs)]
     assert shapes[0] == shapes[1]
     assert sum(parameter.numel() for parameter in mine.parameters()) == 66_955_010
+
+
+def test_each_weight_is_drawn_once() -> None:
+    """In the order in which layers are made, from the seed's first number on."""
+    torch.manual_seed(3)
+    network = DistilBert(SIZES)
+    torch.manual_seed(3)
+    for name, value in network.named_parameters():
+        is_matrix, is_norm = value.dim() == 2, "norm" in name.lower()
+        drawn = torch.randn(value.shape) * INIT_STD if is_matrix else torch.full(value.shape, float(is_norm))
+        drawn = torch.zeros(value.shape) if name.endswith("bias") else drawn
+        if name.endswith("word_embeddings.weight"):
+            drawn[0] = 0
+        assert torch.equal(value.detach(), drawn), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -105,14 +105,17 @@ def test_training_ends_with_the_evaluation_that_reaches_the_target(tmp_path: Pat
 
 @pytest.mark.slow
 def test_training_learns_to_classify_sentences(tmp_path: Path) -> None:
-    """Sentences of the dev set, with a learning rate that decays linearly."""
+    """Sentences of the dev set, with a learning rate that decays linearly.
+
+    So wide a network learned with each of ten seeds; one of 16 numbers a token did not with one of them.
+    """
     write_sentences(tmp_path / "more", num_train=512)
-    longer = f"datamodule.raw={tmp_path / 'more'}", "fit.max_epochs=3", "model.task.schedule.total=null"
-    job = job_of(tmp_path, *longer)
+    longer = f"datamodule.raw={tmp_path / 'more'}", "fit.max_epochs=3", "model.task.schedule.total=null", "hp.lr=5e-3"
+    job = job_of(tmp_path, *longer, "model.task.sizes.dim=32", "model.task.sizes.hidden_dim=64")
     fit(job)
     assert job.task.metrics["acc"] > 0.9
     rates = [row["lr"] for row in history(job) if "lr" in row]
-    assert rates == pytest.approx([3e-3 * (1 - step / 192) for step in range(1, 192, 2)])
+    assert rates == pytest.approx([5e-3 * (1 - step / 192) for step in range(1, 192, 2)])
 
 
 # The optimiser.
