@@ -53,11 +53,17 @@ def train_here_or_on_ranks(config: DictConfig) -> None:
             run = check_training(config)  # before any process is started
         start_ranks(run, config)
         return
+    is_alone = started_by() is None
+    compiles = is_alone and has_pending_kernels(config)
+    if is_alone and not compiles:
+        begin_cuda_of(config)  # beside the imports: no forks follow
     with loading():
         from src.run import train
-    begin_kernels(config)
-    if started_by() is None:
-        begin_device(config)  # after the forks that compile kernels
+    if compiles:
+        begin_kernels(config)
+        begin_cuda_of(config)  # after the forks that compile kernels
+    if is_alone:
+        begin_hash(config)
     starting.ended("imports")
     has_computed()
     train(config, searched_s)
@@ -83,7 +89,8 @@ def start_ranks(config: "TrainConfig", composed: DictConfig) -> None:
     check_graph(config.execution, accelerator)
     if may_fork():
         import_for_ranks(composed)
-        begin_kernels(composed)
+        if has_pending_kernels(composed):
+            begin_kernels(composed)
     work = partial(train_forked, composed) if may_fork() else train_anew  # imports may have begun CUDA
     starting.ended("imports")
     try:
@@ -111,20 +118,29 @@ def nvml_asked() -> Iterator[None]:
             os.environ[name] = before
 
 
-def begin_kernels(config: DictConfig) -> None:
-    """Begins to compile the Triton kernels of a case in other processes, where this one can be forked."""
+def has_pending_kernels(config: DictConfig) -> bool:
+    """Returns whether Triton kernels of a case are to be compiled in forks of this process before it begins CUDA."""
     task = OmegaConf.select(config, "model.task._target_")
-    if config.hardware.accelerator != "cpu" and isinstance(task, str) and started_by() is None and may_fork():
-        with loading():
-            precompile.begin(task, config.execution.kernels, config.precision.name)
+    may = config.hardware.accelerator != "cpu" and isinstance(task, str) and started_by() is None and may_fork()
+    return may and precompile.pending(task, config.execution.kernels, config.precision.name) is not None
 
 
-def begin_device(config: DictConfig, number: int = 0) -> None:
-    """Begins what the first step on a visible GPU waits for, in threads."""
+def begin_kernels(config: DictConfig) -> None:
+    """Begins to compile the Triton kernels of a case in other processes."""
+    with loading():
+        precompile.begin(config.model.task._target_, config.execution.kernels, config.precision.name)
+
+
+def begin_cuda_of(config: DictConfig, number: int = 0) -> None:
+    """Begins CUDA on a visible GPU, in a thread."""
     if config.hardware.accelerator != "cpu":
         begin_cuda(number)
-        if config.execution.kernels != "off":
-            precompile.hash_triton_ahead()
+
+
+def begin_hash(config: DictConfig) -> None:
+    """Begins to hash Triton's files, which the first step on a GPU waits for, in a thread."""
+    if config.hardware.accelerator != "cpu" and config.execution.kernels != "off":
+        precompile.hash_triton_ahead()
 
 
 def import_for_ranks(config: DictConfig) -> None:
@@ -145,7 +161,8 @@ def train_forked(config: DictConfig) -> None:
     from src.run import train
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # something may have loaded OpenMP before it was set
-    begin_device(config, int(os.environ["LOCAL_RANK"]))
+    begin_cuda_of(config, int(os.environ["LOCAL_RANK"]))
+    begin_hash(config)
     end_as_command(lambda: run_job(train, config))
 
 

@@ -52,15 +52,9 @@ def begin(task: str, kernels: str | Sequence[str], precision: str) -> None:
         precision: its name; there is a list of `amp` and `tf32`.
     """
     global _running
-    with suppress(ImportError, ValueError):  # which the check of the config tells
-        import_module(task.rpartition(".")[0])
-    module = sys.modules.get(task.rpartition(".")[0])
-    folder = Path(getattr(module, "__file__", None) or "none").parent / "fast"
-    if kernels == "off" or not (folder / LIST).is_file() or find_spec("triton") is None or not (here := capability()):
+    if (case := pending(task, kernels, precision)) is None:
         return
-    entries, done = listed(folder, here, precision), done_file(folder, here, precision)
-    if not entries or done.exists():
-        return
+    entries, done = case
     import_kernels(entries)
     reader, writer = os.pipe()
     try:
@@ -80,6 +74,26 @@ def begin(task: str, kernels: str | Sequence[str], precision: str) -> None:
             os._exit(0)
     os.close(writer)
     _running = reader
+
+
+def pending(task: str, kernels: str | Sequence[str], precision: str) -> tuple[list[dict[str, Any]], Path] | None:
+    """Returns the kernels of a case and the file that will say that they are compiled; None where they are, or if
+    there are none. Imports neither torch nor Triton. Arguments: see `begin`.
+    """
+    folder = fast_folder(task)
+    if kernels == "off" or not (folder / LIST).is_file() or find_spec("triton") is None or not (here := capability()):
+        return None
+    entries, done = listed(folder, here, precision), done_file(folder, here, precision)
+    return None if not entries or done.exists() else (entries, done)
+
+
+def fast_folder(task: str) -> Path:
+    """Returns the folder `fast` beside a task's module, without importing its packages; one that there may not be."""
+    package, *parts = task.split(".")[:-2] or ["none"]
+    with suppress(ValueError):  # of a module without a spec
+        if spec := find_spec(package):
+            return Path(next(iter(spec.submodule_search_locations or ["none"])), *parts, "fast")
+    return Path("none")
 
 
 def hash_triton_ahead() -> None:
@@ -151,12 +165,16 @@ def capability() -> int:
 
 def done_file(folder: Path, capability: int, precision: str) -> Path:
     """Returns the file in Triton's cache that says that these kernels, as they are now, were compiled."""
-    from triton import knobs
-
     sources = hashlib.sha256(version("triton").encode())
     for file in sorted([*folder.glob("*.py"), *Path(__file__).parent.glob("*.py"), folder / LIST]):
         sources.update(file.read_bytes())
-    return Path(knobs.cache.dir) / "reprise" / f"{sources.hexdigest()}_{capability}_{precision}"
+    return cache_folder() / "reprise" / f"{sources.hexdigest()}_{capability}_{precision}"
+
+
+def cache_folder() -> Path:
+    """Returns Triton's `knobs.cache.dir`, without importing Triton."""
+    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
+    return Path(os.environ.get("TRITON_CACHE_DIR") or Path(home, ".triton", "cache"))
 
 
 def side_by_side(jobs: Sequence[Callable[[], object]], processes: int) -> bool:

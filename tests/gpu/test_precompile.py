@@ -188,6 +188,24 @@ def test_kernels_that_were_compiled_are_not_again(tmp_path: Path, monkeypatch: p
     precompile.begin("src.models.dlrm.task.DLRMTask", "auto", "amp")
 
 
+def test_whether_kernels_are_to_be_compiled_is_known_before_torch_is_imported() -> None:
+    """So that CUDA begins beside the imports of a run that forks no more."""
+    code = """
+import sys
+from src.gpu import precompile
+precompile.capability = lambda: 90
+assert precompile.pending("src.models.dlrm.task.DLRMTask", "auto", "amp") is not None
+assert not {"torch", "triton", "src.models.dlrm"} & set(sys.modules)
+assert precompile.pending("src.models.dlrm.task.DLRMTask", "off", "amp") is None
+assert precompile.pending("Task", "auto", "amp") is None is precompile.pending("torch.nn.Module", "auto", "amp")
+from triton import knobs
+assert precompile.cache_folder() == __import__("pathlib").Path(knobs.cache.dir)
+"""
+    for variables in {"TRITON_CACHE_DIR": "/none/cache"}, {"TRITON_HOME": "/none/home"}, dict[str, str]():
+        others = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+        subprocess.run(python("-c", code), env=others | variables | safe_path(), cwd=ROOT, check=True)
+
+
 @pytest.mark.slow
 def test_the_command_compiles_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -6,6 +6,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
@@ -13,8 +15,10 @@ import psutil
 import pytest
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from src import train
 from src.launch import ranks
 from src.launch.ranks import Asked, Ranks, RanksFailed, may_fork, uses_cuda
+from tests.support.composing import composed
 
 
 def meet() -> TCPStore:
@@ -146,3 +150,27 @@ def test_no_cuda_is_noticed_where_none_was_begun() -> None:
 def test_without_a_driver_no_context_is_made() -> None:
     ranks.make_context(0)
     assert not uses_cuda()
+
+
+@pytest.mark.parametrize("is_pending", [False, True])
+def test_cuda_begins_beside_the_imports_unless_kernels_are_compiled_in_forks(
+    is_pending: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = list[str]()
+
+    @contextmanager
+    def importing() -> Iterator[None]:
+        order.append("imports")
+        yield
+
+    monkeypatch.setattr(train, "loading", importing)
+    monkeypatch.setattr(train, "has_pending_kernels", lambda config: is_pending)
+    monkeypatch.setattr(train, "begin_kernels", lambda config: order.append("kernels"))
+    monkeypatch.setattr(train, "begin_cuda", lambda number: order.append("cuda"))
+    monkeypatch.setattr(train.precompile, "hash_triton_ahead", lambda: order.append("hash"))
+    monkeypatch.setattr(train, "has_computed", lambda: pytest.fail("trained"))  # the end of the test
+    config = composed("train", "model=mobilenet_v1", "hardware=h200")
+    with pytest.raises(pytest.fail.Exception, match="trained"):
+        train.train_here_or_on_ranks(config)
+    expected = ["imports", "kernels", "cuda", "hash"] if is_pending else ["cuda", "imports", "hash"]
+    assert order == expected
