@@ -1,6 +1,7 @@
 """One run from config to record: check, build, fit, evaluate, write. Data flows down this page, once."""
 
 import logging
+import os
 import sys
 import traceback
 import warnings
@@ -149,6 +150,8 @@ def build(config: TrainConfig, clock: Clock) -> Job:
     devices = set_up_devices(config)
     pl.seed_everything(group.seed_of_rank(config.seed, group.rank()), verbose=False)
     datamodule: DataModule = instantiate(config.datamodule, "datamodule")
+    if not os.environ.get("REPRISE_PLAIN_START"):
+        datamodule.read_ahead()
     task: Task = instantiate(config.model["task"], "model.task")
     task.check_datamodule(datamodule)
     datamodule.clock, datamodule.accumulate = clock, config.hp.accumulate

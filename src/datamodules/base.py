@@ -55,6 +55,12 @@ class DataModule(pl.LightningDataModule):
         self._training.load_state_dict(self._resumed)
         return self._training
 
+    def read_ahead(self) -> None:
+        """Begins to read, in a thread beside the making of the network, what `prepare_data` and `setup` need.
+
+        Nothing unless a subclass says so.
+        """
+
     def tell(self, reading: Reading) -> None:
         """Keeps the report of a reading for the record; rank 0 prints it the first time."""
         if self.reading is None and group.rank() == 0:  # a run that is resumed has no trainer yet

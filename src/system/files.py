@@ -19,6 +19,7 @@ import psutil
 
 from src.errors import UserError
 from src.printable import tell
+from src.system.read_ahead import check_may_make
 
 HOST = socket.gethostname()
 WRITTEN_BY_LIGHTNING = ("hparams.yaml", "metrics.csv")  # into whatever has that name
@@ -236,6 +237,7 @@ def sole_maker(*paths: Path) -> Iterator[list[int]]:
     if all(map(is_made, paths)):
         yield []
         return
+    check_may_make()
     path = paths[0].absolute()
     with ExitStack() as stack:
         lock = locked(path.with_name(f".{path.name}.lock"), f"another process prepares {path}: this one waits for it")

@@ -14,6 +14,13 @@ from src.datamodules.fingerprint import CONTENT, hash_of
 from src.datamodules.molecules.encoded import MolecularData
 from src.datamodules.prepared import sums_of
 from src.datamodules.resident import ResidentLoader
+from src.system.read_ahead import ReadAhead
+
+
+def tensors_of(data: MolecularData) -> tuple[Tensor, Tensor]:
+    """Returns nodes and edges in memory: a tensor of a memory-mapped array would share the mapping."""
+    nodes, edges = (torch.from_numpy(np.array(array)) for array in (data.nodes, data.edges))
+    return nodes, edges
 
 
 class MoleculeLoader(ResidentLoader):
@@ -41,9 +48,26 @@ class MoleculeDataModule(SplitDataModule):
         self.source, self.data_dir = source, Path(data_dir)
         self.data: MolecularData | None = None
         self.tensors: tuple[Tensor, Tensor] | None = None
+        self._ahead: ReadAhead[tuple[MolecularData, tuple[Tensor, Tensor]]] | None = None
+        self._host_tensors: tuple[Tensor, Tensor] | None = None
+
+    def read_ahead(self) -> None:
+        def read() -> tuple[MolecularData, tuple[Tensor, Tensor]]:
+            data = self.source(self.data_dir)
+            return data, tensors_of(data)
+
+        self._ahead = ReadAhead(read)
+
+    def _read(self) -> MolecularData:
+        """Returns the data set, which the thread may have read."""
+        read = self._ahead and self._ahead.value()
+        if read is None:
+            return self.source(self.data_dir)
+        data, self._host_tensors = read
+        return data
 
     def prepare_data(self) -> None:
-        self.data = self.source(self.data_dir)
+        self.data = self._read()
 
     def fingerprint(self) -> dict[str, Any]:
         data = self.data or self.source(self.data_dir)
@@ -53,13 +77,13 @@ class MoleculeDataModule(SplitDataModule):
 
     def setup(self, stage: str) -> None:
         if self.tensors is None:
-            self.data = self.data or self.source(self.data_dir)
+            self.data = self.data or self._read()
             if self.data.reading is not None:
                 self.tell(self.data.reading)
             self.splits = {"train": self.data.train_index, "val": self.data.valid_index}
-            # np.array reads the memory-mapped file once; without it a CPU tensor would share the mapping.
-            nodes, edges = (torch.from_numpy(np.array(array)) for array in (self.data.nodes, self.data.edges))
+            nodes, edges = self._host_tensors or tensors_of(self.data)
             self.tensors = nodes.to(self.target_device), edges.to(self.target_device)
+            self._host_tensors = None
 
     def rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the molecules of these row numbers as a batch."""

@@ -13,6 +13,7 @@ from src.config.ranges import Count, Range, Seed
 from src.datamodules.text.data import TokenData
 from src.datamodules.text.datamodule import SHORTEST, Length, TokenDataModule
 from src.errors import UserError
+from src.system.read_ahead import ReadAhead
 
 CLS, SEP, FIRST_WORD = 101, 102, 999  # ids of BERT's uncased vocabulary; words start at FIRST_WORD
 MEAN, LONGEST = 13.3, 66  # tokens of SST-2's training sentences
@@ -42,6 +43,7 @@ class SyntheticTokensDataModule(TokenDataModule):
         super().__init__(**options)
         self.sentences, self.length = dict(sentences), length
         self.vocabulary_size, self.data_seed = vocabulary_size, data_seed
+        self._ahead: ReadAhead[dict[str, TokenData]] | None = None
         if set(self.sentences) != {"train", "dev"}:
             raise UserError(f"datamodule.sentences={self.sentences}: give a number for each of train and dev")
         if length is not None and length > self.max_length:
@@ -50,12 +52,20 @@ class SyntheticTokensDataModule(TokenDataModule):
     def words(self) -> tuple[int, str]:
         return self.vocabulary_size, "datamodule.vocabulary_size"
 
+    def read_ahead(self) -> None:
+        self._ahead = ReadAhead(self._drawn)
+
     def setup(self, stage: str) -> None:
         if not self.splits:
-            for number, (split, count) in enumerate(sorted(self.sentences.items())):
-                self.splits[split] = self.resident(
-                    self._generate(count, np.random.default_rng((self.data_seed, number)))
-                )
+            drawn = (self._ahead and self._ahead.value()) or self._drawn()
+            self.splits = {split: self.resident(data) for split, data in drawn.items()}
+
+    def _drawn(self) -> dict[str, TokenData]:
+        """Returns the sentences of each split."""
+        splits = sorted(self.sentences)
+        randoms = [np.random.default_rng((self.data_seed, number)) for number in range(len(splits))]
+        drawn = zip(splits, randoms, strict=True)
+        return {split: self._generate(self.sentences[split], random) for split, random in drawn}
 
     def _generate(self, count: int, random: np.random.Generator) -> TokenData:
         longest = min(LONGEST, self.max_length)

@@ -1,4 +1,5 @@
 import json
+import threading
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from src.datamodules.download import sha256_of
 from src.datamodules.molecules import qm9 as qm9_molecules
 from src.datamodules.molecules import zinc250k
-from src.datamodules.molecules.datamodule import MoleculeLoader
+from src.datamodules.molecules.datamodule import MoleculeDataModule, MoleculeLoader
 from src.datamodules.molecules.encoded import Row, load, prepare
 from src.datamodules.prepared import Selection
 from src.datamodules.splits import read_split, seeded_split
@@ -42,6 +43,29 @@ def prepared_from(raw, selection=None, smiles=None):
 
 def first_half(total):
     return np.arange(total // 2)
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_prepared_molecules_are_read_once_and_in_a_thread(is_prepared, raw):
+    loads = []
+
+    def source(_folder):
+        prepared = prepared_from(raw)
+        loads.append(threading.current_thread())
+        return load(prepared, QM9, first_half)
+
+    if is_prepared:
+        prepared_from(raw)
+    datamodule = MoleculeDataModule("own", source, str(raw.parent), batch_size=2, seed=0)
+    datamodule.read_ahead()
+    datamodule.prepare_data()
+    datamodule.setup("fit")
+    assert [thread is threading.main_thread() for thread in loads] == [not is_prepared]
+    expected = load(prepared_from(raw), QM9, first_half)
+    assert np.array_equal(datamodule.tensors[0], expected.nodes) and np.array_equal(
+        datamodule.tensors[1], expected.edges
+    )
+    assert datamodule.data.smiles == SMILES
 
 
 def test_prepared_molecules_equal_encoded_molecules(raw):

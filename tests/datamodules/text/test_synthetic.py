@@ -10,9 +10,12 @@ from src.datamodules.text.synthetic import CLS, FIRST_WORD, SEP, SyntheticTokens
 from src.errors import UserError
 
 
-def ready(**options: Any) -> SyntheticTokensDataModule:
+def ready(is_ahead: bool = False, **options: Any) -> SyntheticTokensDataModule:
     arguments = {"name": "synthetic", "sentences": {"train": 4000, "dev": 50}, "batch_size": 8, "seed": 1, **options}
     datamodule = SyntheticTokensDataModule(**arguments)
+    if is_ahead:
+        datamodule.read_ahead()
+        datamodule._drawn = lambda: pytest.fail("drawn twice")  # type: ignore[method-assign]
     datamodule.setup("fit")
     return datamodule
 
@@ -61,3 +64,8 @@ def test_most_words_of_a_sentence_show_its_label() -> None:
 def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         ready(**options)
+
+
+def test_sentences_drawn_in_a_thread_are_the_same() -> None:
+    plain, ahead = (ready(is_ahead=is_ahead).loader("train").tokens for is_ahead in (False, True))
+    assert torch.equal(plain.ids, ahead.ids)
