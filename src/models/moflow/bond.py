@@ -4,6 +4,7 @@ Inside, a sample is [positions, channels]: with channels last, convolutions, den
 copies.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
 from math import isqrt
 from typing import cast
@@ -103,7 +104,12 @@ class Conv3x3(nn.Conv2d):
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__(inputs, outputs, 3, padding=1)
-        self.weight = nn.Parameter(self.weight.detach().contiguous(memory_format=torch.channels_last))  # as the maps
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Conv3x3":
+        """Lets the weight's channels be innermost, as the maps', once it is on its device: a GPU does it sooner."""
+        super()._apply(fn, recurse)
+        self.weight.data = self.weight.data.contiguous(memory_format=torch.channels_last)
+        return self
 
     def forward(self, input: Float[Tensor, "batch positions inputs"]) -> Float[Tensor, "batch positions outputs"]:
         """Returns the convolved maps, whose positions are flattened row by row."""

@@ -35,7 +35,9 @@ def assert_fast_is_plain(module: nn.Module, *inputs: Tensor) -> None:
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_dense_product_equals_the_padded_convolution(memory_format: torch.memory_format) -> None:
     torch.manual_seed(0)
-    conv = Conv3x3(3, 5).double()
+    conv = Conv3x3(3, 5)
+    assert conv.weight.is_contiguous()  # a GPU changes the layout sooner than a CPU
+    conv.double()
     assert conv.weight.is_contiguous(memory_format=torch.channels_last)
     conv.weight = nn.Parameter(conv.weight.detach().contiguous(memory_format=memory_format))
     assert_fast_is_plain(conv, torch.randn(2, 4, 3).double().requires_grad_())
