@@ -1,18 +1,19 @@
-"""Writes `src/models/*/fast/kernels.json`: the Triton kernels that the published cases compile on this GPU.
+"""Writes `src/models/*/fast/kernels.json`: the Triton kernels that published cases and recipes compile on this GPU.
 
 `python -m benchmarks.kernel_lists FOLDER [MODEL ...]` runs the cases for some steps, with molecules of
-FOLDER/mols.xyz and FOLDER/zinc.smiles and other data that are made up. Each list begins with what takes longest to
-compile. MobileNetV1 compiles itself those of other sizes (`fast/precompile.py`).
+FOLDER/mols.xyz and FOLDER/zinc.smiles (5,000 or more) and other data that are made up. Each list begins with what
+takes longest to compile. MobileNetV1 compiles itself those of other sizes (`fast/precompile.py`).
 """
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
@@ -24,17 +25,49 @@ from src.system.interpreter import ROOT, python, safe_path
 STEPS = ("fit.max_steps=12", "fit.eval_every_n_epochs=null", "fit.final_evaluation=false", "~callbacks.checkpoint")
 
 
-def cases(folder: Path) -> dict[str, list[str]]:
-    """Returns the overrides of each model's published case."""
+class Case(NamedTuple):
+    """The overrides of a run, and the values of its config that kernels are only listed for (see `precompile`)."""
+
+    overrides: list[str]
+    when: Mapping[str, Any] = MappingProxyType({})
+
+
+def cases(folder: Path) -> dict[str, list[Case]]:
+    """Returns each model's published case, and recipes whose kernels are others."""
     molecules = (f"datamodule.source.file={folder}/mols.xyz", "datamodule.source.skip_bad=true")
-    smiles = f"datamodule.source.file={folder}/zinc.smiles"
+    smiles = "datamodule=smiles_file", f"datamodule.source.file={folder}/zinc.smiles"
+    logdet = "model.task.network.logdet"
     return {
-        "moflow": ["datamodule=smiles_file", smiles, "hp.batch_size=512", "hp.lr=5e-4"],
-        "mobilenet_v1": ["datamodule=image_synthetic"],
-        "se3_transformer": ["datamodule=molecule_file", *molecules, "datamodule.task=energy", "hp.batch_size=240"],
-        "distilbert": ["+fix_hp=max_bs", "datamodule=token_synthetic", "model.task.weights=random", "hp.accumulate=1"],
-        "dlrm": ["datamodule=criteo_resident", "datamodule.steps_per_epoch=20", "datamodule.pool_batches=4"],
+        "moflow": [
+            Case([*smiles, "hp.batch_size=512", "hp.lr=5e-4"], {logdet: "published"}),
+            Case(["experiment=moflow_quality", *smiles], {logdet: "exact"}),
+        ],
+        "mobilenet_v1": [Case(["datamodule=image_synthetic"])],
+        "se3_transformer": [
+            Case(["datamodule=molecule_file", *molecules, "datamodule.task=energy", "hp.batch_size=240"])
+        ],
+        "distilbert": [
+            Case(["+fix_hp=max_bs", "datamodule=token_synthetic", "model.task.weights=random", "hp.accumulate=1"])
+        ],
+        "dlrm": [Case(["datamodule=criteo_resident", "datamodule.steps_per_epoch=20", "datamodule.pool_batches=4"])],
     }
+
+
+def listed(runs: Sequence[tuple[Case, str, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
+    """Returns the list's entries from the kernels that cases compiled in a precision.
+
+    A kernel of cases that differ in `when` is listed for all values of it.
+    """
+    precisions, whens = dict[str, list[str]](), dict[str, list[dict[str, Any]]]()
+    for case, precision, entries in runs:
+        for text in dict.fromkeys(map(json.dumps, entries)):
+            precisions[text] = [*dict.fromkeys([*precisions.get(text, ()), precision])]
+            whens.setdefault(text, []).append(dict(case.when))
+    result = []
+    for text, names in precisions.items():
+        when = whens[text][0] if all(when == whens[text][0] for when in whens[text]) else {}
+        result.append(json.loads(text) | {"precisions": names} | ({"when": when} if when else {}))
+    return result
 
 
 class Recorder(pl.Callback):
@@ -58,9 +91,9 @@ class Recorder(pl.Callback):
         self.file.write_text(json.dumps(self.entries))
 
 
-def recorded(model: str, overrides: list[str], precision: str, folder: Path) -> list[dict[str, Any]]:
-    """Returns the kernels that a case compiled, in that order."""
-    file = folder / f"{model}_{precision}.json"
+def recorded(name: str, model: str, overrides: list[str], precision: str, folder: Path) -> list[dict[str, Any]]:
+    """Returns the kernels that a case compiled, in that order. `name` is of its files."""
+    file = folder / f"{name}_{precision}.json"
     recorder = f"+callbacks.recorder={{_target_:benchmarks.kernel_lists.Recorder,file:{file}}}"
     words = [f"model={model}", *overrides, f"precision={precision}", *STEPS, recorder, "logger=none", "pictures=false"]
     places = [f"output_dir={folder}/{file.stem}", f"data_root={folder}/data_{model}"]
@@ -88,14 +121,15 @@ def compiled_s(entry: dict[str, Any]) -> float:
 
 def main(folder: Path, models: Sequence[str] = ()) -> None:
     """Writes the lists of these models, all if none is given."""
-    for model, overrides in cases(folder).items():
+    for model, of_model in cases(folder).items():
         if models and model not in models:
             continue
-        precisions: dict[str, list[str]] = {}
-        for precision in PRECISIONS:
-            for entry in recorded(model, overrides, precision, folder):
-                precisions.setdefault(json.dumps(entry), []).append(precision)
-        entries = [json.loads(entry) | {"precisions": names} for entry, names in precisions.items()]
+        runs = [
+            (case, precision, recorded(f"{model}{number}", model, case.overrides, precision, folder))
+            for number, case in enumerate(of_model)
+            for precision in PRECISIONS
+        ]
+        entries = listed(runs)
         lines = [json.dumps(entry) for entry in slowest_first(entries)]
         file = ROOT / "src" / "models" / model / "fast" / LIST
         write_text(file, "[\n" + ",\n".join(lines) + "\n]\n")

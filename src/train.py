@@ -122,13 +122,15 @@ def has_pending_kernels(config: DictConfig) -> bool:
     """Returns whether Triton kernels of a case are to be compiled in forks of this process before it begins CUDA."""
     task = OmegaConf.select(config, "model.task._target_")
     may = config.hardware.accelerator != "cpu" and isinstance(task, str) and started_by() is None and may_fork()
-    return may and precompile.pending(task, config.execution.kernels, config.precision.name) is not None
+    case = task, config.execution.kernels, config.precision.name
+    return may and bool(precompile.pending(*case, partial(OmegaConf.select, config)))
 
 
 def begin_kernels(config: DictConfig) -> None:
     """Begins to compile the Triton kernels of a case in other processes."""
     with loading():
-        precompile.begin(config.model.task._target_, config.execution.kernels, config.precision.name)
+        case = config.model.task._target_, config.execution.kernels, config.precision.name
+        precompile.begin(*case, partial(OmegaConf.select, config))
 
 
 def begin_cuda_of(config: DictConfig, number: int = 0) -> None:

@@ -2,6 +2,7 @@
 
 Each model's `fast/kernels.json` lists them with what Triton specialises them on (by `benchmarks/kernel_lists.py`):
 constants, whose names are in capitals, and of other arguments the type and whether they are 1 or multiples of 16.
+A kernel with `when` is of the cases in which these keys of the config have these values.
 They are compiled by forks of a run that has not begun CUDA, which need no GPU, and lie in Triton's cache on disk then.
 The run's first step waits for them.
 
@@ -39,22 +40,25 @@ DIVISIBLE = [["tt.divisibility", 16]]
 # torch's names
 TYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "u8": "uint8", "i32": "int32", "i64": "int64"}
 
+Option = Callable[[str], Any]
+
 _running: int | None = None  # a pipe's end, which other ranks inherit: it is at its end once the kernels are compiled
 _hashing: threading.Thread | None = None
 
 
-def begin(task: str, kernels: str | Sequence[str], precision: str) -> None:
+def begin(task: str, kernels: str | Sequence[str], precision: str, option: Option = lambda _: None) -> None:
     """Begins to compile the kernels of a case that were not compiled on this machine yet; to be called before CUDA is.
 
     Args:
         task: the class of the model's task, `src.models.dlrm.task.DLRMTask` say.
         kernels: `execution.kernels`.
         precision: its name; there is a list of `amp` and `tf32`.
+        option: returns the config's value of a key.
     """
     global _running
-    if (case := pending(task, kernels, precision)) is None:
+    if not (groups := pending(task, kernels, precision, option)):
         return
-    entries, done = case
+    entries = [entry for group in groups.values() for entry in group]
     import_kernels(entries)
     reader, writer = os.pipe()
     try:
@@ -69,22 +73,25 @@ def begin(task: str, kernels: str | Sequence[str], precision: str) -> None:
             nothing = os.open(os.devnull, os.O_RDWR)
             for number in range(3):  # who reads this run's output must not wait for these processes
                 os.dup2(nothing, number)
-            compile_all(entries, done, max(1, cpu_count() - 1), [build_driver])
+            compile_all(entries, list(groups), max(1, cpu_count() - 1), [build_driver])
         finally:
             os._exit(0)
     os.close(writer)
     _running = reader
 
 
-def pending(task: str, kernels: str | Sequence[str], precision: str) -> tuple[list[dict[str, Any]], Path] | None:
-    """Returns the kernels of a case and the file that will say that they are compiled; None where they are, or if
-    there are none. Imports neither torch nor Triton. Arguments: see `begin`.
+def pending(
+    task: str, kernels: str | Sequence[str], precision: str, option: Option = lambda _: None
+) -> dict[Path, list[dict[str, Any]]]:
+    """Returns the kernels of a case that are to be compiled, by the files that will say that they are; see `begin`.
+
+    Imports neither torch nor Triton.
     """
     folder = fast_folder(task)
     if kernels == "off" or not (folder / LIST).is_file() or find_spec("triton") is None or not (here := capability()):
-        return None
-    entries, done = listed(folder, here, precision), done_file(folder, here, precision)
-    return None if not entries or done.exists() else (entries, done)
+        return {}
+    groups = grouped(folder, here, precision)
+    return {done: entries for done, entries in groups.items() if is_for(entries[0], option) and not done.exists()}
 
 
 def fast_folder(task: str) -> Path:
@@ -132,6 +139,19 @@ def listed(folder: Path, capability: int, precision: str) -> list[dict[str, Any]
     return [entry for entry in entries if entry["capability"] == capability and precision in entry["precisions"]]
 
 
+def grouped(folder: Path, capability: int, precision: str) -> dict[Path, list[dict[str, Any]]]:
+    """Returns the kernels of `listed` with the same `when` together, by the file that says that they are compiled."""
+    groups = dict[str, list[dict[str, Any]]]()
+    for entry in listed(folder, capability, precision):
+        groups.setdefault(json.dumps(entry.get("when", {}), sort_keys=True), []).append(entry)
+    return {done_file(folder, capability, precision, when): entries for when, entries in groups.items()}
+
+
+def is_for(entry: Mapping[str, Any], option: Option) -> bool:
+    """Returns whether a kernel is of a case with these values of the config."""
+    return all(option(key) == value for key, value in entry.get("when", {}).items())
+
+
 def import_kernels(entries: Sequence[Mapping[str, Any]]) -> None:
     """Imports the modules of kernels once for all forks."""
     for name in {entry["kernel"].partition(":")[0] for entry in entries}:
@@ -139,13 +159,16 @@ def import_kernels(entries: Sequence[Mapping[str, Any]]) -> None:
 
 
 def compile_all(
-    entries: Sequence[Mapping[str, Any]], done: Path, processes: int, others: Sequence[Callable[[], object]] = ()
+    entries: Sequence[Mapping[str, Any]],
+    done: Sequence[Path],
+    processes: int,
+    others: Sequence[Callable[[], object]] = (),
 ) -> bool:
-    """Compiles kernels side by side, after `others`, and notes it in the file `done`; returns whether all could be."""
+    """Compiles kernels side by side, after `others`, and notes it in the files `done`; returns whether all could be."""
     could = side_by_side([*others, *(partial(compile_kernel, entry) for entry in entries)], processes)
-    if could:
-        done.parent.mkdir(parents=True, exist_ok=True)
-        done.touch()
+    for file in done if could else ():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
     return could
 
 
@@ -163,11 +186,12 @@ def capability() -> int:
     return 0
 
 
-def done_file(folder: Path, capability: int, precision: str) -> Path:
-    """Returns the file in Triton's cache that says that these kernels, as they are now, were compiled."""
+def done_file(folder: Path, capability: int, precision: str, when: str = "{}") -> Path:
+    """Returns the file in Triton's cache that says that the kernels of this `when`, as they are now, were compiled."""
     sources = hashlib.sha256(version("triton").encode())
     for file in sorted([*folder.glob("*.py"), *Path(__file__).parent.glob("*.py"), folder / LIST]):
         sources.update(file.read_bytes())
+    sources.update(when.encode())
     return cache_folder() / "reprise" / f"{sources.hexdigest()}_{capability}_{precision}"
 
 
@@ -339,7 +363,7 @@ def main(arguments: Sequence[str]) -> int:
         for precision in PRECISIONS:
             entries, begin_s = listed(folders[model], chip, precision), time.monotonic()
             import_kernels(entries)
-            done, others = done_file(folders[model], chip, precision), [build_driver] if here else []
+            done, others = list(grouped(folders[model], chip, precision)), [build_driver] if here else []
             ended = not entries or compile_all(entries, done, cpu_count(), others)
             could = could and ended
             words = f"{len(entries)} kernels" if ended else "FAILED; a run compiles what it needs"

@@ -188,16 +188,39 @@ def test_kernels_that_were_compiled_are_not_again(tmp_path: Path, monkeypatch: p
     precompile.begin("src.models.dlrm.task.DLRMTask", "auto", "amp")
 
 
+def test_kernels_of_an_option_are_compiled_with_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(precompile, "capability", lambda: 90)
+    monkeypatch.setattr(precompile, "fast_folder", lambda _: tmp_path)
+    common = {"capability": 90, "precisions": ["amp"]}
+    names = {"both": None, "exact": {"logdet": "exact"}, "published": {"logdet": "published"}}
+    listing = [common | {"kernel": name} | ({"when": when} if when else {}) for name, when in names.items()]
+    (tmp_path / LIST).write_text(json.dumps(listing))
+
+    def pending(**options: str) -> dict[Path, list[str]]:
+        groups = precompile.pending("task", "auto", "amp", options.get)
+        return {done: [entry["kernel"] for entry in entries] for done, entries in groups.items()}
+
+    exact = pending(logdet="exact")
+    assert list(exact.values()) == [["both"], ["exact"]]
+    assert list(pending().values()) == [["both"]]
+    for done in exact:
+        done.parent.mkdir(parents=True, exist_ok=True)
+        done.touch()
+    assert pending(logdet="exact") == {}
+    assert list(pending(logdet="published").values()) == [["published"]]  # compiled apart
+
+
 def test_whether_kernels_are_to_be_compiled_is_known_before_torch_is_imported() -> None:
     """So that CUDA begins beside the imports of a run that forks no more."""
     code = """
 import sys
 from src.gpu import precompile
 precompile.capability = lambda: 90
-assert precompile.pending("src.models.dlrm.task.DLRMTask", "auto", "amp") is not None
+assert precompile.pending("src.models.dlrm.task.DLRMTask", "auto", "amp")
 assert not {"torch", "triton", "src.models.dlrm"} & set(sys.modules)
-assert precompile.pending("src.models.dlrm.task.DLRMTask", "off", "amp") is None
-assert precompile.pending("Task", "auto", "amp") is None is precompile.pending("torch.nn.Module", "auto", "amp")
+for task, kernels in ("src.models.dlrm.task.DLRMTask", "off"), ("Task", "auto"), ("torch.nn.Module", "auto"):
+    assert not precompile.pending(task, kernels, "amp")
 from triton import knobs
 assert precompile.cache_folder() == __import__("pathlib").Path(knobs.cache.dir)
 """
