@@ -60,6 +60,7 @@ def test_prepared_molecules_are_read_once_and_in_a_thread(is_prepared, raw):
     datamodule.read_ahead()
     datamodule.prepare_data()
     datamodule.setup("fit")
+    assert datamodule.tensors is not None and datamodule.data is not None
     assert [thread is threading.main_thread() for thread in loads] == [not is_prepared]
     expected = load(prepared_from(raw), QM9, first_half)
     assert np.array_equal(datamodule.tensors[0], expected.nodes) and np.array_equal(
