@@ -162,8 +162,15 @@ class AtomFlow(FlowChain):
         return self.run_reverse(z, relations_of(adj), limit=limit)
 
     def scaled(self, x: Float[Tensor, "batch rows classes"], first: int) -> Float[Tensor, "batch rows classes"]:
-        """Returns the latents of the node rows from `first` on where no step transforms them: the ActNorms' part."""
-        for step in self.steps:  # cumprod would be shorter, but its backward pass waits for the device
-            norm = cast(AtomStep, step).actnorm
-            x = norm.scale[first:] * (x + norm.loc[first:])
-        return x
+        """Returns the latents of the node rows from `first` on where no step transforms them: the ActNorms' part.
+
+        All steps at once, in a quarter of the launches of one by one: a latent is multiplied by the scales of all
+        steps, and the loc of a step by those from it on.
+        """
+        norms = [cast(AtomStep, step).actnorm for step in self.steps]
+        loc, scale = (torch.stack([getattr(norm, name) for norm in norms])[:, first:] for name in ("loc", "scale"))
+        # cumprod would be shorter, but its backward pass waits for the device; signs have none.
+        signs = scale.detach().sign().flip(0).cumprod(0).flip(0)
+        is_later = torch.ones(len(norms), len(norms), dtype=scale.dtype, device=scale.device).triu()
+        factors = signs * (is_later[:, :, None, None] * scale.abs().log()).sum(1).exp()
+        return factors[0] * x + (factors * loc).sum(0)

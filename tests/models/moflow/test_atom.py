@@ -1,6 +1,7 @@
 """The atom flow: transformed row, inverse, log-determinants."""
 
 from inspect import unwrap
+from typing import cast
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from src.errors import UserError
-from src.models.moflow.atom import AtomFlow, relations_of
+from src.models.moflow.atom import AtomFlow, AtomStep, relations_of
 from src.models.moflow.network import MoFlow
 from tests.support.tiny_moflow import make_molecules, make_network, steps_of
 
@@ -107,3 +108,19 @@ def test_relations_are_receiver_first_with_the_identity_as_relation_0() -> None:
 def test_an_unknown_log_determinant_is_refused() -> None:
     with pytest.raises(UserError, match="logdet=right"):
         unwrap(AtomFlow.__init__)(torch.nn.Module(), 4, 3, 4, 1, 4, (4,), "right")  # past the type checker
+
+
+def test_rows_without_a_step_pass_the_actnorms_of_all_steps() -> None:
+    """Values and gradients are those of the steps one by one, with scales of both signs."""
+    flow = make_network(num_atom_flows=3).atom_flow
+    x = torch.randn(5, 2, 3, dtype=torch.float64, requires_grad=True)
+    with torch.no_grad():
+        flow.get_parameter("steps.1.actnorm.scale")[3] *= -1
+    expected = torch.cat([torch.zeros_like(x), x], 1)
+    for step in flow.steps:
+        expected, _ = cast(AtomStep, step).actnorm(expected)
+    leaves = [x, *(p for name, p in flow.named_parameters() if "actnorm" in name)]
+    results = [
+        [rows, *torch.autograd.grad(rows.square().sum(), leaves)] for rows in (flow.scaled(x, 2), expected[:, 2:])
+    ]
+    assert_close(*results)
