@@ -112,7 +112,7 @@ def train(config: DictConfig, searched_s: float = 0.0) -> Record:
                 failures.note(raised, described(error))
             if job is not None:
                 with suppress(Exception):  # a checkpoint half written would take the record's room on a full disk
-                    job.trainer.strategy.checkpoint_io.teardown()
+                    job.trainer.strategy.checkpoint_io.wait()  # type: ignore[attr-defined]
                 with suppress(Exception):  # of a device that is broken; that it is, is known
                     job.task.teardown("fit")  # Lightning leaves it out after an error, and workers would live on
             record = made_record(run, clock, job, status, error)
@@ -165,13 +165,14 @@ def build(config: TrainConfig, clock: Clock) -> Job:
     same_run = SameRun(function_of(config, task.run_config))
     configured = instantiate(config.callbacks or {}, "callbacks")
     callbacks = [*checks, *average, legs, same_run, *configured.values()]
+    is_alone = config.trainer.devices * config.trainer.num_nodes == 1  # other ranks may read what this one writes
     trainer = pl.Trainer(
         accelerator="gpu" if config.hardware.accelerator == "cuda" else "cpu",
         devices=config.trainer.devices,
         num_nodes=config.trainer.num_nodes,
         strategy=devices.strategy,
         plugins=[
-            AtomicCheckpointIO(),
+            AtomicCheckpointIO(outlasts_fit=fit_config.final_evaluation and is_alone),
             devices.precision,
             *environment_of(group.started_by()),
         ],
@@ -238,11 +239,14 @@ def fit(job: Job, ending: Ending | None = None) -> Record | None:
         job.trainer.fit(job.task, datamodule=job.datamodule, ckpt_path=ckpt_path, weights_only=True)
     if ending is not None:
         ending.after_training(job.trainer)
-    if job.config.fit.final_evaluation and job.trainer.state.status == TrainerStatus.FINISHED:
+    is_evaluated = job.config.fit.final_evaluation and job.trainer.state.status == TrainerStatus.FINISHED
+    if is_evaluated:
         job.task.evaluate_last(job.datamodule)
-        best = next((c.best_path for c in job.trainer.callbacks if isinstance(c, Checkpoint)), None)  # type: ignore[attr-defined]
-        if best is not None:
-            job.task.evaluate_best(job.datamodule, best)
+    with job.task.clock.within("checkpoint"):
+        job.trainer.strategy.checkpoint_io.wait()  # type: ignore[attr-defined]
+    best = next((c.best_path for c in job.trainer.callbacks if isinstance(c, Checkpoint)), None)  # type: ignore[attr-defined]
+    if is_evaluated and best is not None:
+        job.task.evaluate_best(job.datamodule, best)
     return None
 
 

@@ -28,10 +28,18 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     A checkpoint is copied to the host's memory and written by a thread. One that would take more than half of the free
     memory is written at once. A write that fails raises its UserError at the next save or `wait`.
     `storage_options` may be another path, which the file then has as well.
+
+    Args:
+        free_memory: returns the free bytes of the host's memory.
+        outlasts_fit: the last file may be written after training, beside an evaluation; call `wait` after that.
     """
 
-    def __init__(self, free_memory: Callable[[], int] = lambda: psutil.virtual_memory().available) -> None:
-        self._free_memory = free_memory
+    def __init__(
+        self,
+        free_memory: Callable[[], int] = lambda: psutil.virtual_memory().available,
+        outlasts_fit: bool = False,
+    ) -> None:
+        self._free_memory, self._outlasts_fit = free_memory, outlasts_fit
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._pending: list[Future[None]] = []
 
@@ -56,7 +64,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             written.result()
 
     def teardown(self) -> None:
-        self.wait()
+        """Waits as `wait` does at the end of training, unless writing may outlast that."""
+        if not self._outlasts_fit:
+            self.wait()
 
 
 def write(checkpoint: dict[str, Any], path: Path, also: Path | None) -> None:
@@ -140,7 +150,7 @@ class Checkpoint(BaseCheckpoint):
     def on_train_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
         self._save_last(trainer, pl_module)
         with pl_module.clock.within("checkpoint"):
-            trainer.strategy.checkpoint_io.teardown()  # waits until they are written
+            trainer.strategy.checkpoint_io.teardown()  # waits until they are written, or leaves that to `run.fit`
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: Task) -> None:
         """Takes the best checkpoint of a run whose training was done: it is not begun again."""

@@ -3,16 +3,22 @@
 import concurrent.futures
 import os
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from src.callbacks import checkpoint as callbacks_checkpoint
 from src.callbacks.checkpoint import AtomicCheckpointIO, Checkpoint
+from src.config.complete import complete
 from src.errors import UserError
+from src.measure.clock import Clock
+from src.run import build, fit, quieten
 from tests.support.limits import limited_files
 from tests.support.stand_ins import StandInTrainer, stand_in_task
+from tests.support.tiny_run import tiny_config
 
 
 class FailsToPickle:
@@ -86,6 +92,35 @@ def test_a_failed_write_ends_training_at_the_next_save(tmp_path: Path) -> None:
     concurrent.futures.wait(plugin._pending)
     with pytest.raises(UserError, match=r"cannot write \S+best\.ckpt"):
         plugin.save_checkpoint({"state_dict": {}}, tmp_path / "last.ckpt")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_last_evaluation_does_not_wait_for_the_last_write(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run does, and says when it failed."""
+    quieten()
+    job, evaluated, events = build(complete(tiny_config(tmp_path)), Clock()), threading.Event(), list[str]()
+    write = callbacks_checkpoint.write
+
+    def late(*arguments: Any) -> None:
+        assert evaluated.wait(60)
+        events.append("written")
+        if fails:
+            raise UserError("cannot write: the disk is full")
+        write(*arguments)
+
+    def evaluate(_: Any) -> None:
+        events.append("evaluated")
+        evaluated.set()
+
+    monkeypatch.setattr(callbacks_checkpoint, "write", late)
+    monkeypatch.setattr(job.task, "evaluate_last", evaluate)
+    with pytest.raises(UserError, match="the disk is full") if fails else nullcontext():
+        fit(job)
+    job.task.teardown("fit")
+    assert events == ["evaluated", "written"]
+    assert (Path(job.config.output_dir) / "checkpoints" / "last.ckpt").exists() != fails
 
 
 def test_lightning_refuses_a_checkpoint_with_code(tmp_path: Path) -> None:
