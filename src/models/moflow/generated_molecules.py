@@ -1,6 +1,6 @@
 """A loss on generated molecules: in one piece, of possible valences, their bonds distributed as real ones."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, NamedTuple
 
 import torch
@@ -66,6 +66,7 @@ class GeneratedMolecules:
             )
         self.defects, self.discrepancy = defects, discrepancy
         self.molecules, self.temperatures = molecules, tuple(temperatures)
+        self.fast_discrepancy: Callable[[Tensor, Tensor], Tensor] | None = None  # by kernels, of the same value
 
     def __call__(
         self,
@@ -82,6 +83,7 @@ class GeneratedMolecules:
             most_bonds: of an atom of each class.
         """
         bonds, adj, atoms, limit = self.drawn(network)
+        discrepancy_of = self.fast_discrepancy or discrepancy
         kinds = torch.arange(bonds.shape[1], device=bonds.device, dtype=edges.dtype)[:, None, None]
         classes = torch.arange(atoms.shape[2], device=atoms.device, dtype=nodes.dtype)
         with torch.autocast(bonds.device.type, enabled=False):
@@ -92,9 +94,9 @@ class GeneratedMolecules:
                 "excess_bonds": excess_bonds(likely).mean(),
                 "wrong_elements": wrong_elements(atoms, adj, most_bonds).mean(),
                 "overflow": limit.beyond,
-                "discrepancy": discrepancy(pairs(likely), pairs(real))
-                + discrepancy(*standardised(bond_counts(likely), bond_counts(real)))
-                + discrepancy(*standardised(atom_counts(elements, adj), atom_counts(real_elements, real))),
+                "discrepancy": discrepancy_of(pairs(likely), pairs(real))
+                + discrepancy_of(*standardised(bond_counts(likely), bond_counts(real)))
+                + discrepancy_of(*standardised(atom_counts(elements, adj), atom_counts(real_elements, real))),
             }
         defects = sum(parts[name] for name in DEFECTS) + 0.1 * parts["overflow"]
         bits = self.defects * defects + self.discrepancy * parts["discrepancy"]
@@ -166,7 +168,7 @@ def discrepancy(generated: Float[Tensor, "generated counts"], real: Float[Tensor
     The kernel is a scalar product, which compares means, plus the mean of rational quadratic ones, which compare the
     rest; both are relative to the real counts' variance. Compares only the first `REAL` real molecules with each other.
     """
-    variance = real.var(0, correction=0).sum().clamp(min=LEAST_SPREAD)
+    variance = variance_of(real)
     among = off_diagonal_mean(kernel(generated, generated, variance))
     among = among + off_diagonal_mean(kernel(real[:REAL], real[:REAL], variance))
     return among - 2 * kernel(generated, real, variance).mean()
@@ -194,4 +196,14 @@ def standardised(
 
 def off_diagonal_mean(square: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
     """Returns the mean without the diagonal; 0 for a single number, as where there is but one molecule."""
-    return (square.sum() - square.diagonal().sum()) / max(len(square) * (len(square) - 1), 1)
+    return (square.sum() - square.diagonal().sum()) / pairs_among(square)
+
+
+def pairs_among(samples: Float[Tensor, "n _"]) -> int:
+    """Returns the number of pairs of different samples, in both orders; 1 for a single sample."""
+    return max(len(samples) * (len(samples) - 1), 1)
+
+
+def variance_of(real: Float[Tensor, "real counts"]) -> Float[Tensor, ""]:
+    """Returns the sum of the counts' variances, which the kernels' widths are relative to."""
+    return real.var(0, correction=0).sum().clamp(min=LEAST_SPREAD)

@@ -15,6 +15,7 @@ from src.datamodules.molecules.datamodule import MoleculeDataModule
 from src.datamodules.molecules.encoded import MolecularData
 from src.errors import UserError
 from src.gpu.exact_products import exact_products
+from src.gpu.replace import Kernels
 from src.gpu.separate_uses import separate_uses
 from src.measure.clock import Clock
 from src.measure.roofline import Cost
@@ -67,7 +68,7 @@ class MoFlowTask(Task):
     unit = "molecules"
     curves = ("bits_atom", "bits_bond", "val_bits_atom", "val_bits_bond", "validity", "nuv")
     data_kind = MoleculeDataModule
-    replacements = fast.REPLACEMENTS
+    replacements = fast.OF_TASK
     expected_data = "MoFlow needs molecules; give datamodule=zinc250k, qm9_molecules or smiles_file"
     predictions_name = "molecules.csv"
 
@@ -102,6 +103,11 @@ class MoFlowTask(Task):
         self._held_out: list[Tensor] = []  # sums of both bits, and molecules, of an evaluation's batches
         self.elements = None if elements is None else list(elements)
         self._scorer: Scorer | None = None
+
+    def accelerate(self, kernels: Kernels) -> None:
+        super().accelerate(kernels)
+        if self.generated_molecules is not None:
+            self.generated_molecules.fast_discrepancy = fast.discrepancy_by(kernels)
 
     def setup(self, stage: str) -> None:
         self.bind_data(self.trainer.datamodule)  # type: ignore[attr-defined]
