@@ -94,20 +94,16 @@ def network(
         if 2 * number < len(norms):
             width, weight = len(bias), norms[2 * number]
             parts = parts_of(rows, width)
-            if given:  # as if each program had found them
-                mean, variance = given[number]
-                of_program = torch.stack([mean, variance, torch.ones_like(mean)], 1)
-                partials = of_program[:, :, None].expand(-1, -1, parts.count).contiguous()
-                moved = weight.new_zeros(2, width)
-            else:
-                partials, moved = weight.new_empty(width, 3, parts.count), running[2 * number : 2 * number + 2]
+            statistics = given[number] if given else running[2 * number : 2 * number + 2]
+            partials = weight.new_empty(width, 3, parts.count)
+            if not given:
                 launch(kernels.norm_sums, parts.grid, output, partials, rows, parts.rows, width, **NORM)
             values.inputs.append(torch.empty_like(output))
             values.norms.append(weight.new_empty(6, width))
             launch(
                 kernels.norm_relu, parts.grid,
-                output, partials, weight, norms[2 * number + 1], moved[0], moved[1], values.norms[-1],
-                values.inputs[-1], rows, parts.rows, width, PARTIALS=power_of_2(parts.count), EPS=BATCH_NORM_EPS,
+                output, partials, weight, norms[2 * number + 1], *statistics, values.norms[-1], values.inputs[-1],
+                rows, parts.rows, width, GIVEN=bool(given), PARTIALS=power_of_2(parts.count), EPS=BATCH_NORM_EPS,
                 MOMENTUM=BATCH_NORM_MOMENTUM, **NORM,
             )  # fmt: skip
     return values
@@ -144,36 +140,22 @@ def network_backward(
             norm, of_bias = torch.cat([norm[:4], torch.stack(pair)]), pair[0]
         parts = parts_of(rows, width)
         partials, of_norm, of_output = (
-            norm.new_empty(width, 2, parts.count), norm.new_empty(2, width), torch.empty_like(of_input)
+            norm.new_empty(width, 2, parts.count), norm.new_empty(5 if given else 2, width), torch.empty_like(of_input)
         )  # fmt: skip
         launch(
             kernels.norm_sums_backward, parts.grid,
             of_input, before, norm, partials, rows, parts.rows, width, **NORM,
         )  # fmt: skip
-        through = torch.zeros_like(partials) if given else partials  # none goes through statistics that are given
         launch(
             kernels.norm_relu_backward, parts.grid,
-            of_input, before, through, norm, of_norm, of_output, rows, parts.rows, width,
-            PARTIALS=power_of_2(parts.count), **NORM,
+            of_input, before, partials, norm, of_norm, of_output, rows, parts.rows, width,
+            GIVEN=given, PARTIALS=power_of_2(parts.count), **NORM,
         )  # fmt: skip
         if given:
-            of_norm, of_pair = of_given(partials.sum(2).t(), norm)
-            of_statistics += [of_pair[1], of_pair[0]]
-            of_bias = of_pair[0].neg()
+            of_statistics += [of_norm[3], of_norm[2]]
+            of_bias = of_norm[4]
         of_norms += [of_norm[1], of_norm[0]]
     raise AssertionError("a network has a convolution")
-
-
-def of_given(
-    sums: Float[Tensor, "2 *channels"], norm: Float[Tensor, "parts *channels"]
-) -> tuple[Float[Tensor, "2 *channels"], Float[Tensor, "2 *channels"]]:
-    """Returns gradients of BatchNorm's weight and bias, and of the mean and variance that were given to it.
-
-    `sums` of the gradient g of its output, and of g (z - mean).
-    """
-    _, inverse, scale, *_ = norm
-    of_weight = sums[1] * inverse
-    return torch.stack([of_weight, sums[0]]), torch.stack([-scale * sums[0], -0.5 * scale * inverse * of_weight])
 
 
 def dense(weight: Float[Tensor, "outputs inputs 3 3"], dtype: torch.dtype) -> Float[Tensor, "_ _"]:

@@ -9,7 +9,14 @@ channels here. All computation is in float32.
 import triton
 import triton.language as tl
 
-from src.models.moflow.fast.norm_triton import conclude, conclude_backward, load_vector, relu
+from src.models.moflow.fast.norm_triton import (
+    conclude,
+    conclude_backward,
+    load_vector,
+    normalise,
+    relu,
+    store_vector,
+)
 
 
 @triton.jit
@@ -67,12 +74,20 @@ def norm_sums(values, partials, rows, rows_each, channels, ROWS: tl.constexpr, C
 @triton.jit
 def norm_relu(
     values, partials, weight, bias, running_mean, running_var, norm, out, rows, rows_each, channels,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTIALS: tl.constexpr, EPS: tl.constexpr, MOMENTUM: tl.constexpr,
+    GIVEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTIALS: tl.constexpr, EPS: tl.constexpr,
+    MOMENTUM: tl.constexpr,
 ):  # fmt: skip
-    """Writes relu(BatchNorm(values)) and `norm` [6, channels]; updates the running statistics."""
+    """Writes relu(BatchNorm(values)) and `norm` [6, channels]; updates the running statistics.
+
+    If these are GIVEN it normalises with them and updates none.
+    """
     program, programs, channel, first = part(rows_each, channels, COLUMNS)
-    scale, shift = conclude(partials, weight, bias, running_mean, running_var, norm, channel, channels, programs,
-                            program == 0, PARTIALS, EPS, MOMENTUM, 1)  # fmt: skip
+    if GIVEN:
+        mean, variance = load_vector(running_mean, 0, channel, channels), load_vector(running_var, 0, channel, channels)
+        scale, shift = normalise(mean, variance, weight, bias, norm, channel, channels, program == 0, EPS)
+    else:
+        scale, shift = conclude(partials, weight, bias, running_mean, running_var, norm, channel, channels, programs,
+                                program == 0, PARTIALS, EPS, MOMENTUM, 1)  # fmt: skip
     for begin in range(first, tl.minimum(first + rows_each, rows), ROWS):
         offset, mask = block(begin, channel, rows, channels, ROWS)
         z = tl.load(values + offset, mask=mask, other=0.0).to(tl.float32) * scale[None, :] + shift[None, :]
@@ -103,12 +118,20 @@ def norm_sums_backward(
 @triton.jit
 def norm_relu_backward(
     grad, values, partials, norm, gradients, of_values, rows, rows_each, channels,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTIALS: tl.constexpr,
+    GIVEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PARTIALS: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of `norm_relu`: of `values`, and `gradients` [2, channels] of weight and bias."""
+    """The gradients of `norm_relu`: of `values`, and `gradients` [2, channels] of weight and bias.
+
+    Where statistics are GIVEN, `gradients` [5, channels] also are of mean and variance and of a constant in `values`.
+    """
     program, programs, channel, first = part(rows_each, channels, COLUMNS)
     mean, p, q, r = conclude_backward(partials, norm, gradients, channel, channels, programs, rows, program == 0,
                                       PARTIALS, 1)  # fmt: skip
+    if GIVEN:  # what else would go through them
+        store_vector(gradients, 2, channel, r * rows, channels, program == 0)
+        store_vector(gradients, 3, channel, 0.5 * q * rows, channels, program == 0)
+        store_vector(gradients, 4, channel, -r * rows, channels, program == 0)
+        q, r = 0.0 * p, 0.0 * p
     shift = load_vector(norm, 3, channel, channels)
     for begin in range(first, tl.minimum(first + rows_each, rows), ROWS):
         offset, mask = block(begin, channel, rows, channels, ROWS)

@@ -38,6 +38,22 @@ def of_programs(partials, node, nodes, programs, PARTS: tl.constexpr, PARTIALS: 
 
 
 @triton.jit
+def normalise(mean, variance, weight, bias, norm, node, nodes, is_first, EPS: tl.constexpr):
+    """Returns scale and shift of these nodes; the first program writes `norm` too."""
+    inverse = 1 / tl.sqrt_rn(variance + EPS)
+    scale = tl.load(weight + node, mask=node < nodes, other=0.0) * inverse
+    shift = tl.load(bias + node, mask=node < nodes, other=0.0) - mean * scale
+    zero = tl.where(mean == 0, mean, 0.0)
+    store_vector(norm, 0, node, mean, nodes, is_first)
+    store_vector(norm, 1, node, inverse, nodes, is_first)
+    store_vector(norm, 2, node, scale, nodes, is_first)
+    store_vector(norm, 3, node, shift, nodes, is_first)
+    store_vector(norm, 4, node, zero, nodes, is_first)
+    store_vector(norm, 5, node, zero, nodes, is_first)
+    return scale, shift
+
+
+@triton.jit
 def conclude(
     partials, weight, bias, running_mean, running_var, norm, node, nodes, programs, is_first,
     PARTIALS: tl.constexpr, EPS: tl.constexpr, MOMENTUM: tl.constexpr, AXIS: tl.constexpr,
@@ -55,15 +71,7 @@ def conclude(
     distance = tl.sum(apart * number, AXIS) / count
     apart -= spread(distance, AXIS)
     mean, total = first + distance, tl.sum(squares, AXIS) + tl.sum(apart * apart * number, AXIS)
-    inverse = 1 / tl.sqrt_rn(total / count + EPS)
-    scale = tl.load(weight + node, mask=node < nodes, other=0.0) * inverse
-    shift = tl.load(bias + node, mask=node < nodes, other=0.0) - mean * scale
-    store_vector(norm, 0, node, mean, nodes, is_first)
-    store_vector(norm, 1, node, inverse, nodes, is_first)
-    store_vector(norm, 2, node, scale, nodes, is_first)
-    store_vector(norm, 3, node, shift, nodes, is_first)
-    store_vector(norm, 4, node, 0.0 * count, nodes, is_first)
-    store_vector(norm, 5, node, 0.0 * count, nodes, is_first)
+    scale, shift = normalise(mean, total / count, weight, bias, norm, node, nodes, is_first, EPS)
     old = load_vector(running_mean, 0, node, nodes)
     store_vector(running_mean, 0, node, old + MOMENTUM * (mean - old), nodes, is_first)
     old = load_vector(running_var, 0, node, nodes)

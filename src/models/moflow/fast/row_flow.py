@@ -29,7 +29,6 @@ from src.models.moflow.fast.atom_flow import (
     tile_of,
 )
 from src.models.moflow.fast.atom_weights import padded, products, weight_gradients
-from src.models.moflow.fast.bond_network import of_given
 from src.models.moflow.flow import Limit
 
 SAMPLES = 16  # of a program: the fewest that tensor cores take
@@ -295,3 +294,15 @@ def of_actnorms(
         (products, alone), scale = of_affine[:-1].unbind(1), scale[:-1]
         gradients = [scale * alone, (products + of_log) / scale]
     return [gradient[:, :, None] for gradient in gradients]
+
+
+def of_given(
+    sums: Float[Tensor, "2 *channels"], norm: Float[Tensor, "parts *channels"]
+) -> tuple[Float[Tensor, "2 *channels"], Float[Tensor, "2 *channels"]]:
+    """Returns gradients of BatchNorm's weight and bias, and of the mean and variance that were given to it.
+
+    `sums` of the gradient g of its output, and of g (z - mean).
+    """
+    _, inverse, scale, *_ = norm
+    of_weight = sums[1] * inverse
+    return torch.stack([of_weight, sums[0]]), torch.stack([-scale * sums[0], -0.5 * scale * inverse * of_weight])
