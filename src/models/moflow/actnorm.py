@@ -89,6 +89,7 @@ class BatchNorm(nn.Module):
         self.keeps = self.reuses = False
         self.kept_mean: Tensor | None = None
         self.kept_var: Tensor | None = None
+        self.kept_matrices: Sequence[Tensor] = ()  # of the convolutions around this layer and the next ones, if fast
 
     def forward(
         self, values: Float[Tensor, "batch channels *features"], row: Int64[Tensor, " 1"] | None = None
@@ -203,6 +204,7 @@ def kept_statistics(network: nn.Module) -> Iterator[None]:
         finally:
             for layer in layers:
                 layer.kept_mean = layer.kept_var = None
+                layer.kept_matrices = ()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
@@ -102,8 +103,13 @@ def test_kernels_run_the_flow_backwards_with_kept_statistics(
         x, z, limit = adj.to(dtype).requires_grad_(), latent.to(dtype).requires_grad_(), Limit()
         with kept_statistics(module):
             module(x)
+            # Forward has made the matrices of the convolutions, too; the next training batch has other weights.
+            norms: list[Any] = [step.get_submodule("coupling.norms.0") for step in module.steps]
+            kept = [len(norm.kept_matrices) for norm in norms]
             with reused_statistics(module):
                 y = module.reverse(z, limit if limits else None)
+        assert kept == [(1 + len(hidden)) * (dtype == torch.float32)] * steps
+        assert not any(norm.kept_matrices for norm in norms)
         beyond = torch.as_tensor(limit.beyond)
         loss = (y * direction(y)).sum() + 3 * beyond
         leaves = dict(module.named_parameters()) | {"x": x, "z": z}

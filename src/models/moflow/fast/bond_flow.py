@@ -115,7 +115,10 @@ class Step(torch.autograd.Function):
         ctx.step = step
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(z, loc, scaling, *parameters[2:layers:2], *values.flat())
-        return out, log_det, *(values.statistics() if any(norm.keeps for norm in norms) else ())
+        if not any(norm.keeps for norm in norms):
+            return out, log_det
+        norms[0].kept_matrices = values.matrices
+        return out, log_det, *values.statistics()
 
     @staticmethod
     @once_differentiable

@@ -76,6 +76,7 @@ def network(
     norms: Sequence[Tensor],
     running: Sequence[Tensor],
     given: Statistics = (),
+    matrices: Sequence[Tensor] = (),
 ) -> Values:
     """Returns the network's values; the last of `outputs` is its output.
 
@@ -83,11 +84,12 @@ def network(
         hidden: positions outermost, in the dtype of the products.
         convs, norms: weights and biases in turn.
         running: means and variances in turn, which are updated; not read where statistics are `given`.
+        matrices: `Values.matrices` of these convolutions in this dtype, if there are any already.
     """
     values, rows = Values([], [hidden], [], []), POSITIONS * len(hidden)
     for number in range(len(convs) // 2):
         conv, bias = convs[2 * number : 2 * number + 2]
-        values.matrices.append(dense(conv, hidden.dtype))
+        values.matrices.append(matrices[number] if matrices else dense(conv, hidden.dtype))
         repeated = bias.to(hidden.dtype).repeat(POSITIONS)
         output = F.linear(values.inputs[-1], values.matrices[-1], repeated)
         values.outputs.append(output)
@@ -133,11 +135,11 @@ def network_backward(
         if number == 0:
             return Gradients(of_input, of_convs[::-1], of_norms[::-1], of_statistics[::-1])
         norm, before, width = values.norms[number - 1], values.outputs[number - 1], convs[number].shape[1]
-        of_bias = norm.new_zeros(width)  # BatchNorm subtracts what a bias adds
-        pair = of_kept[2 * number - 2 : 2 * number]
-        if any(gradient is not None for gradient in pair):
-            pair = [of_bias if gradient is None else gradient for gradient in pair]
-            norm, of_bias = torch.cat([norm[:4], torch.stack(pair)]), pair[0]
+        of_mean, of_variance = of_kept[2 * number - 2 : 2 * number] or (None, None)
+        if of_mean is not None or of_variance is not None:
+            zeros = norm[4]
+            of_mean, of_variance = (zeros if grad is None else grad for grad in (of_mean, of_variance))
+            norm = torch.cat([norm[:4], of_mean[None], of_variance[None]])
         parts = parts_of(rows, width)
         partials, of_norm, of_output = (
             norm.new_empty(width, 2, parts.count), norm.new_empty(5 if given else 2, width), torch.empty_like(of_input)
@@ -151,9 +153,10 @@ def network_backward(
             of_input, before, partials, norm, of_norm, of_output, rows, parts.rows, width,
             GIVEN=given, PARTIALS=power_of_2(parts.count), **NORM,
         )  # fmt: skip
+        # BatchNorm subtracts what a bias adds, unless the mean is given.
+        of_bias = of_norm[4] if given else norm.new_zeros(width) if of_mean is None else of_mean
         if given:
             of_statistics += [of_norm[3], of_norm[2]]
-            of_bias = of_norm[4]
         of_norms += [of_norm[1], of_norm[0]]
     raise AssertionError("a network has a convolution")
 

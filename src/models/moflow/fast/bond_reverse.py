@@ -1,12 +1,13 @@
 """A bond step backwards with the statistics that its BatchNorms kept, and its gradients: see `bond_flow`."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from src.gpu.triton_helpers import launch, power_of_2
+from src.models.moflow.actnorm import BatchNorm
 from src.models.moflow.bond import BondStep
 from src.models.moflow.fast import bond_reverse_triton as kernels
 from src.models.moflow.fast.bond_network import Values, network, network_backward
@@ -32,7 +33,8 @@ class ReverseStep(torch.autograd.Function):
         (batch, positions, channels), z = z.shape, z.contiguous()
         half = channels // 2
         hidden = z.narrow(2, half * step.swap, half).to(dtype).reshape(batch, -1)
-        values = network(hidden, parameters[:layers], parameters[layers:], (), given)
+        matrices = cast(BatchNorm, step.coupling.norms[0]).kept_matrices
+        values = network(hidden, parameters[:layers], parameters[layers:], (), given, matrices)
         out, beyond = torch.empty_like(z), z.new_empty(batch)
         launch(
             kernels.uncouple, (batch,), z, values.outputs[-1], loc, scaling, out, beyond, positions,
