@@ -1,6 +1,7 @@
 """A loss on generated molecules: in one piece, of possible valences, their bonds distributed as real ones."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, NamedTuple
 
 import torch
@@ -22,6 +23,8 @@ SCALES = (1 / 16, 1 / 4, 1.0, 4.0)  # of the kernels, in the real counts' varian
 LEAST_SPREAD = 0.1  # a standard deviation of counts is taken as so much more: some elements are rare
 FAREST = 5.0  # standard deviations
 DEFECTS = "orphans", "excess_bonds", "wrong_elements"  # each weighted by `defects`
+
+NOTHING = nullcontext()
 
 
 class Drawn(NamedTuple):
@@ -74,6 +77,7 @@ class GeneratedMolecules:
         nodes: UInt8[Tensor, "batch atoms"],
         edges: UInt8[Tensor, "batch atoms atoms"],
         most_bonds: Float[Tensor, " classes"],
+        of_padding: AbstractContextManager[None] = NOTHING,
     ) -> dict[str, Tensor]:
         """Returns the `penalty` in bits per dimension, and each part of it as a mean or as the discrepancies' sum.
 
@@ -81,8 +85,9 @@ class GeneratedMolecules:
 
         Args:
             most_bonds: of an atom of each class.
+            of_padding: a use of the network's parameters of its own (`separate_uses`), for the latents' padding.
         """
-        bonds, adj, atoms, limit = self.drawn(network)
+        bonds, adj, atoms, limit = self.drawn(network, of_padding)
         discrepancy_of = self.fast_discrepancy or discrepancy
         kinds = torch.arange(bonds.shape[1], device=bonds.device, dtype=edges.dtype)[:, None, None]
         classes = torch.arange(atoms.shape[2], device=atoms.device, dtype=nodes.dtype)
@@ -102,15 +107,17 @@ class GeneratedMolecules:
         bits = self.defects * defects + self.discrepancy * parts["discrepancy"]
         return {"penalty": bits / (len(kinds) * network.num_nodes**2), **parts}
 
-    def drawn(self, network: MoFlow) -> Drawn:
+    def drawn(self, network: MoFlow, of_padding: AbstractContextManager[None] = NOTHING) -> Drawn:
         """Returns molecules at random latents and what was cut off on the way. No gradient goes from atoms to bonds."""
         nodes, limit = network.num_nodes, Limit()
         z_bond, _ = self._latents(network, network.num_bond_classes, nodes, nodes)
         z_atom, temperature = self._latents(network, nodes, network.num_atom_classes)
+        with of_padding:
+            z_atom = network.with_padding(z_atom, temperature)
         with reused_statistics(network):
             bonds = network.continuous_bonds(z_bond, limit)
             adj = discrete_bonds(bonds.detach())
-            atoms = network.continuous_atoms(network.with_padding(z_atom, temperature), adj, limit)
+            atoms = network.continuous_atoms(z_atom, adj, limit)
         real = slice(network.max_atoms)
         bonds, adj = (tensor[:, :, real, real].to(z_bond.dtype) for tensor in (bonds, adj))
         return Drawn(bonds, adj, atoms[:, real].to(z_bond.dtype), limit)

@@ -163,11 +163,11 @@ class MoFlowTask(Task):
             bits_atom, bits_bond = self.network.bits_per_dim(self.network(*batch))
             return {"loss": bits_atom + bits_bond, "bits_atom": bits_atom, "bits_bond": bits_bond}
         with kept_statistics(self.network):
-            of_batch, of_drawn = self._uses(2)
+            of_batch, of_drawn, of_padding = self._uses(3)
             with of_batch:
                 bits_atom, bits_bond = self.network.bits_per_dim(self.network(*batch))
             with of_drawn:
-                generated = self.generated_molecules(self.network, *batch, self.most_bonds)
+                generated = self.generated_molecules(self.network, *batch, self.most_bonds, of_padding)
         loss = bits_atom + bits_bond + generated["penalty"]
         return {"loss": loss, "bits_atom": bits_atom, "bits_bond": bits_bond, **generated}
 
