@@ -1,7 +1,7 @@
 """Counts of what molecules are made of, as differentiable functions of the probabilities of bonds and elements.
 
 All bonds of a molecule are taken as independent. A count of real molecules, whose probabilities are 0 and 1, is exact.
-Bonds of kind 1, 2, ... have that order; kind 0 is no bond.
+Bonds of kind 1, 2, ... have that order; kind 0 is no bond. No atom has a bond to itself: `without_loops` removes those.
 """
 
 import torch
@@ -30,15 +30,15 @@ def atom_counts(elements: Float[Tensor, "batch atoms classes"], bonds: Probabili
     return torch.cat([bonded(elements, bonds), valences(elements, bonds)], 1)
 
 
-def others(bonds: Probabilities) -> Float[Tensor, "batch orders atoms atoms"]:
-    """Returns the bonds of kind 1 and on, without an atom's to itself."""
-    return bonds[:, 1:] * (1 - torch.eye(bonds.shape[-1], device=bonds.device, dtype=bonds.dtype))
+def without_loops(bonds: Probabilities) -> Probabilities:
+    """Returns the bonds without an atom's to itself, of which it then has no kind."""
+    return bonds * (1 - torch.eye(bonds.shape[-1], device=bonds.device, dtype=bonds.dtype))
 
 
 def orders(bonds: Probabilities) -> Float[Tensor, "batch atoms"]:
     """Returns the sum of each atom's bond orders."""
     order = torch.arange(1, bonds.shape[1], device=bonds.device, dtype=bonds.dtype)
-    return (others(bonds).sum(3) * order[:, None]).sum(1)
+    return (bonds[:, 1:].sum(3) * order[:, None]).sum(1)
 
 
 def spans(bonds: Probabilities) -> Counts:
@@ -54,7 +54,7 @@ def spans(bonds: Probabilities) -> Counts:
 
 def rings(bonds: Probabilities) -> Counts:
     """Returns the cycles of three, four and five atoms: closed walks, less those that pass a bond twice."""
-    single = others(bonds).sum(1)
+    single = bonds[:, 1:].sum(1)
     squares = single.square()
     two = single @ single
     three = two @ single
@@ -71,7 +71,7 @@ def rings(bonds: Probabilities) -> Counts:
 
 def alternating(bonds: Probabilities) -> Counts:
     """Returns closed walks of six bonds, single and double in turn, as in benzene, and such walks of two to four."""
-    single, double = others(bonds)[:, :2].unbind(1)
+    single, double = bonds[:, 1:3].unbind(1)
     two = single @ double
     four = two @ two
     closed = (four @ two).diagonal(dim1=1, dim2=2).sum(1) / 6
@@ -80,7 +80,7 @@ def alternating(bonds: Probabilities) -> Counts:
 
 def neighbours(bonds: Probabilities) -> Counts:
     """Returns the bonds of each kind, the pairs of bonds at an atom by their kinds, and the sum of cubed degrees."""
-    by_kind = others(bonds)
+    by_kind = bonds[:, 1:]
     degrees = by_kind.sum(3)
     together = degrees @ degrees.transpose(1, 2) - by_kind.flatten(2) @ by_kind.flatten(2).transpose(1, 2)
     return torch.cat([degrees.sum(2) / 2, together.flatten(1), degrees.sum(1).pow(3).sum(1, keepdim=True)], 1)
@@ -88,7 +88,7 @@ def neighbours(bonds: Probabilities) -> Counts:
 
 def bonded(elements: Float[Tensor, "batch atoms classes"], bonds: Probabilities) -> Counts:
     """Returns the bonds of each kind between atoms of two classes, for each pair of classes."""
-    ends = elements.transpose(1, 2)[:, None] @ others(bonds) @ elements[:, None]
+    ends = elements.transpose(1, 2)[:, None] @ bonds[:, 1:] @ elements[:, None]
     return ends.flatten(1)
 
 

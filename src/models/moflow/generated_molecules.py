@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from src.config.ranges import Positive, Range
 from src.errors import UserError
 from src.models.moflow.actnorm import reused_statistics
-from src.models.moflow.counts import atom_counts, bond_counts, orders, pairs
+from src.models.moflow.counts import atom_counts, bond_counts, orders, pairs, without_loops
 from src.models.moflow.flow import Limit
 from src.models.moflow.network import MoFlow, discrete_bonds
 
@@ -92,7 +92,8 @@ class GeneratedMolecules:
         kinds = torch.arange(bonds.shape[1], device=bonds.device, dtype=edges.dtype)[:, None, None]
         classes = torch.arange(atoms.shape[2], device=atoms.device, dtype=nodes.dtype)
         with torch.autocast(bonds.device.type, enabled=False):
-            likely, real = probabilities(bonds, 1), (edges[:, None] == kinds).to(bonds)
+            likely, adj = without_loops(probabilities(bonds, 1)), without_loops(adj)
+            real = (edges[:, None] == kinds).to(bonds)
             elements, real_elements = probabilities(atoms, 2), (nodes[:, :, None] == classes).to(atoms)
             parts = {
                 "orphans": orphans(bonds).mean(),
@@ -148,7 +149,7 @@ def orphans(bonds: Float[Tensor, "batch kinds atoms atoms"]) -> Float[Tensor, " 
 
 
 def excess_bonds(bonds: Float[Tensor, "batch kinds atoms atoms"]) -> Float[Tensor, " batch"]:
-    """Returns the expected bond orders of each molecule's atoms, as far as they go beyond four."""
+    """Returns the expected bond orders of each molecule's atoms, as far as they go beyond four. Without loops."""
     return F.relu(orders(bonds) - MOST_BONDS).sum(1)
 
 

@@ -21,6 +21,7 @@ from src.models.moflow.counts import (
     rings,
     spans,
     valences,
+    without_loops,
 )
 from src.molecules.encode import encode
 from src.molecules.vocabulary import ZINC250K
@@ -70,6 +71,14 @@ def test_rings_of_up_to_five_atoms_are_all_cycles_of_the_graph(smiles: str) -> N
         return closed // (2 * size)
 
     assert_close(rings(one_hot(smiles)[1])[0].tolist(), [float(cycles(size)) for size in (3, 4, 5)])
+
+
+def test_without_loops_no_atom_has_a_bond_to_itself() -> None:
+    bonds = torch.rand(2, 3, 4, 4)
+    expected = bonds.clone()
+    for atom in range(4):
+        expected[:, :, atom, atom] = 0
+    assert torch.equal(without_loops(bonds), expected)
 
 
 def test_benzene_alternates() -> None:
