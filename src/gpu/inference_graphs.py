@@ -178,6 +178,8 @@ def capture(function: Function, static: list[Tensor], place: tuple[torch.device,
     pool = one.graph.pool() if one else torch.cuda.graph_pool_handle()  # that of captures which are gone is refused
     cast = torch.is_autocast_enabled("cuda")
     torch.cuda.synchronize(place[0])
+    if one is None:
+        torch.cuda.empty_cache()  # a pool does not take what plain calls left in the allocator's cache
     # `torch.cuda.graph` would collect garbage and empty the allocator's cache first, 0.1 s for each of many modules.
     collects = gc.isenabled()
     gc.disable()  # what it frees may wait for the device

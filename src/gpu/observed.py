@@ -6,7 +6,7 @@ the call what an observed call read, which is right as long as these inputs have
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
@@ -14,10 +14,11 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from src.gpu import triton_helpers
+from src.gpu.lifetimes import EMPTY, Lifetimes, Plan, Releases, is_opaque, memory
 from src.gpu.triton_helpers import launch, package, power_of_2
 
 aten = torch.ops.aten
@@ -25,9 +26,10 @@ INDEXED = aten.index, aten.index_put, aten.index_put_
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 WAITS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 # Kernels that are launched outside torch's operators may fill these: what they hold is taken for unknown.
-FILLED = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros", "zeros_like", "new_zeros"}
+FILLED = {*EMPTY, "zeros", "zeros_like", "new_zeros"}
 OF_NUMBERS = torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor
-NO_KERNEL = {name for name in FILLED if "empty" in name} | {"view", "_unsafe_view", "detach", "lift_fresh", "device"}
+RAW = Tensor.data_ptr, Tensor.__dlpack__, Tensor.__cuda_array_interface__.__get__  # for kernels that are no operators
+NO_KERNEL = {*EMPTY, "view", "_unsafe_view", "detach", "lift_fresh", "device"}
 KERNEL = f"{__package__}.layer_norm_triton"
 MOST_CHANNELS, ELEMENTS = 1024, 2048  # of a row, and of a program
 OUTSIDE = -1  # a source that is no input: weights, buffers, attributes, unknown memory
@@ -63,15 +65,12 @@ def name_of(operator: Any) -> str:
     return operator._schema.name.partition("::")[2]
 
 
-def memory(tensor: Tensor) -> int:
-    """Returns the address of the memory that views of a tensor share; 0 of one without, such as a sparse tensor."""
-    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
-
-
 def call(operator: Any, args: Any, kwargs: Any) -> Any:
     """Calls an operator: LayerNorm of few channels by a kernel of ours, in a third of the time of torch's."""
-    if operator is aten.native_layer_norm.default and not kwargs and can_normalise(*args):
-        return layer_norm(*args)
+    is_inside = _get_current_dispatch_mode() is not None  # a mode around this one calls it, and sees the operator
+    if operator is aten.native_layer_norm.default and not kwargs and not is_inside and can_normalise(*args):
+        with torch._C.DisableTorchFunction():
+            return layer_norm(*args)
     return operator(*args, **kwargs)
 
 
@@ -101,10 +100,20 @@ def layer_norm(x: Tensor, shape: list[int], weight: Tensor, bias: Tensor, eps: f
 
 
 class HostNumbers(TorchFunctionMode):
-    """Makes tensors of numbers in the host's memory first: else torch copies them where no mode sees it."""
+    """Makes tensors of numbers in the host's memory first: else torch copies them where no mode sees it.
+
+    Args:
+        address: is called with the tensors whose addresses are asked for.
+    """
+
+    def __init__(self, address: Callable[[Tensor], None] | None = None) -> None:
+        super().__init__()
+        self.address = address
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = {**(kwargs or {})}
+        if self.address is not None and func in RAW:
+            self.address(args[0])
         if func not in OF_NUMBERS:
             return func(*args, **kwargs)
         parent, data = (args[0], args[1:]) if func is Tensor.new_tensor else (None, args)
@@ -169,6 +178,9 @@ class Operators(TorchDispatchMode, ABC):
         """Returns whether this is a tensor on the device."""
         return isinstance(value, Tensor) and value.device.type == self.device.type
 
+    def on_device(self, values: Any) -> list[Tensor]:
+        return [x for x in tree_leaves(values) if self.has(x) and (x.layout != torch.strided or x.numel())]
+
     @abstractmethod
     def read(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Returns what an operator has read of the device."""
@@ -192,8 +204,8 @@ class Observe(Operators):
         inputs: the call's tensors. The host may read values that depend on some of these alone.
 
     Afterwards `why` says what keeps the call out of a graph, None if nothing does; `guards` has the numbers of the
-    inputs whose values the host read, directly or not; `memos` has what it read and sent; `launches` is the number of
-    operators with kernels.
+    inputs whose values the host read, directly or not; `memos` has what it read and sent; `lifetimes` when the tensors
+    that it made are used last; `launches` is the number of operators with kernels.
     """
 
     def __init__(self, device: torch.device, inputs: list[Tensor]) -> None:
@@ -202,6 +214,8 @@ class Observe(Operators):
         self.guards: set[int] = set()
         self.memos: list[Memo] = []
         self.launches = 0
+        self.lifetimes = Lifetimes()
+        self.stream = stream_of(device)
         self.of_inputs = {memory(x) for x in inputs}
         self.sources: dict[int, set[int]] = {}  # by memory: the inputs that a tensor's values depend on
         for number, tensor in enumerate(inputs):
@@ -233,22 +247,33 @@ class Observe(Operators):
         for tensor in made:
             if memory(tensor) not in before:
                 self.keep(tensor, source)
+        self.follow(func, tensors, made, changed)
         self.launches += bool(made or changed) and not func.is_view and name_of(func) not in NO_KERNEL
         return value
+
+    def follow(self, func: Any, tensors: list[Tensor], made: list[Tensor], changed: list[Tensor]) -> None:
+        """Notes what an operator uses, unless other streams or other memory may use that too."""
+        self.lifetimes.note(func, tensors, made, changed)
+        others = stream_of(self.device) != self.stream or "c10d" in func.namespace
+        if others or any(is_opaque(x) for x in (*tensors, *made)):
+            self.lifetimes.is_sure = False
 
     def read(self, func: Any, args: Any, kwargs: Any) -> Any:
         source = self.source(self.on_device((args, kwargs)))
         if OUTSIDE in source:
             self.refuse(f"{name_of(func)} waits for the device, for values that depend on more than inputs")
         self.guards |= source
-        return self.remember(func, func(*args, **kwargs), source)
+        return self.remember(func, args, kwargs, source)
 
     def send(self, func: Any, args: Any, kwargs: Any) -> Any:
-        return self.remember(func, func(*args, **kwargs), set())
+        return self.remember(func, args, kwargs, set())
 
-    def remember(self, func: Any, value: Any, source: set[int]) -> Any:
-        for tensor in self.on_device(value):
+    def remember(self, func: Any, args: Any, kwargs: Any, source: set[int]) -> Any:
+        value = func(*args, **kwargs)
+        made = self.on_device(value)
+        for tensor in made:
             self.keep(tensor, source)
+        self.follow(func, self.on_device((args, kwargs)), made, [])
         if not self.why:
             self.memos.append(Memo(func, tree_map_only(Tensor, constant, value)))
         return value
@@ -256,9 +281,6 @@ class Observe(Operators):
     def keep(self, tensor: Tensor, source: set[int]) -> None:
         if memory(tensor):
             self.sources[memory(tensor)] = source
-
-    def on_device(self, values: Any) -> list[Tensor]:
-        return [x for x in tree_leaves(values) if self.has(x) and (x.layout != torch.strided or x.numel())]
 
     def source(self, tensors: Iterable[Tensor]) -> set[int]:
         return set().union(*(self.sources.get(memory(x), UNKNOWN) for x in tensors))
@@ -278,22 +300,39 @@ class Observe(Operators):
 
 
 class Repeat(Operators):
-    """Runs an observed call with what its memos have in the place of what waits for the device."""
+    """Runs an observed call with what its memos have in the place of what waits for the device.
 
-    def __init__(self, device: torch.device, memos: list[Memo]) -> None:
+    Memory is freed as the plan says.
+    """
+
+    def __init__(self, device: torch.device, memos: list[Memo], plan: Plan) -> None:
         super().__init__(device)
         self.left = iter(memos)
+        self.releases = Releases(plan)
 
     def read(self, func: Any, args: Any, kwargs: Any) -> Any:
         memo = next(self.left, None)
         if memo is None or memo.operator is not func:
             raise RuntimeError("its second call runs other operators than its first")
-        return tree_map_only(Tensor, torch.clone, memo.value)  # as the call may change it in place
+        value = tree_map_only(Tensor, torch.clone, memo.value)  # as the call may change it in place
+        self.releases.note(func, self.on_device((args, kwargs)), self.on_device(value), ())
+        return value
 
     send = read
 
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensors = self.on_device((args, kwargs))
+        self.releases.check(tensors)
+        value = call(func, args, kwargs)
+        self.releases.note(func, tensors, self.on_device(value), ())
+        return value
+
     def refuse(self, why: str) -> None:
         raise RuntimeError(why)
+
+
+def stream_of(device: torch.device) -> Any:
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
 SIMPLE = int, float, bool, str, type(None), torch.dtype, torch.device

@@ -18,6 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from src.gpu import inference_graphs
 from src.gpu.hooks import SETTING
 from src.gpu.inference_graphs import MOST, Capture, parts
+from src.gpu.lifetimes import Plan
 from src.gpu.observed import SIMPLE, HostNumbers, Memo, Observe, Repeat, content
 
 FEWEST = 6  # launches of a call: copies in and out take as long as these
@@ -43,6 +44,7 @@ class Key:
         self.guards: list[int] = []  # numbers of inputs whose values a graph has inside
         self.values: Hashable = None  # of these in the observed call
         self.memos: list[Memo] = []
+        self.plan = Plan([], {})  # of the memory that a graph frees on the way
         self.outputs: list[Any] = []  # tensors are without data
         self.structure: Any = None  # of the outputs
         self.replays: dict[Hashable, Replay] = {}  # by values
@@ -137,7 +139,8 @@ class Recorded:
         """Runs the call, and decides whether the next one is captured."""
         self.observed += 1
         values = {number: content(x) for number, x in enumerate(tensors) if x.numel() <= LARGEST}
-        with HostNumbers(), Observe(device, tensors) as call:
+        call = Observe(device, tensors)
+        with HostNumbers(call.lifetimes.keep), call:
             result = self.plain(*args, **kwargs)
         outputs, structure = tree_flatten(result)
         call.check_outputs(outputs)
@@ -156,6 +159,7 @@ class Recorded:
         if call.why:
             self.refused[key.whole] = call.why
         key.guards, key.memos = guards, call.memos
+        key.plan = call.lifetimes.plan(x for x in outputs if isinstance(x, Tensor))
         key.values = tuple(values.get(number) for number in guards)
         key.outputs = [torch.empty_like(x, device="meta") if isinstance(x, Tensor) else x for x in outputs]
         key.structure = structure
@@ -173,7 +177,7 @@ class Recorded:
             left = iter(inputs)
             given = [next(left) if isinstance(x, Tensor) and x.device == device else x for x in leaves]
             args, kwargs = tree_unflatten(given, structure)
-            with HostNumbers(), Repeat(device, memos):
+            with HostNumbers(), Repeat(device, memos, key.plan):
                 outputs = tree_flatten(self.plain(*args, **kwargs))[0]
             inference_graphs.copy_all(results, [x for x in outputs if isinstance(x, Tensor)])
             return results

@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from src.gpu import observed, recorded, triton_helpers
+from src.gpu.lifetimes import Plan
 from src.gpu.observed import HostNumbers
 from src.gpu.recorded import Recorded, record, report
 
@@ -318,7 +319,7 @@ def test_layer_norms_are_those_of_float64(
     weight, bias = (part.detach().to(dtype) for part in norm.parameters())
     arguments = x, [channels], weight, bias, norm.eps
     exact = torch.native_layer_norm(x.double(), [channels], weight.double(), bias.double(), norm.eps)[0]
-    with torch.no_grad(), observed.Repeat(torch.device(device), []):
+    with torch.no_grad(), observed.Repeat(torch.device(device), [], Plan([], {})):
         ours = torch.native_layer_norm(*arguments)
     assert counted.calls == (channels <= observed.MOST_CHANNELS)
     theirs = torch.native_layer_norm(*arguments)
