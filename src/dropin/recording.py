@@ -22,6 +22,9 @@ def record(model: M, on: bool = True) -> M:
     Other calls, results, state_dict, copies and pickles are as before. Weights may change in place, be loaded or
     be replaced.
     LayerNorm of up to 1,024 channels is computed by a kernel there, in float32 as torch does.
+    A graph frees memory of 1 MiB and more after the last operator that uses it, though a variable names it still. It
+    does not see kernels of C++ extensions that are no operators of torch and fill no new tensor: modules with such
+    kernels need `module.reprise_graphs = False`.
     A graph does not repeat what a module does in Python (prints, counts), nor see attributes that changed and are no
     parameters or buffers: `record(model)` once more begins anew.
 
