@@ -23,24 +23,21 @@ SPLITS = 4  # parts of the edges with partial weight gradients, computed in para
 
 @dataclass(frozen=True)
 class Tiles:
-    """Edges and input channels of one kernel's tile, its warps, pipeline stages and registers."""
+    """Edges and input channels of one kernel's tile, its warps and pipeline stages."""
 
     edges: int
     inputs: int
     warps: int
     stages: int
-    registers: int | None = None  # at most so many of a thread, so that more blocks fit a multiprocessor
 
     @property
     def options(self) -> dict[str, int]:
         """Options of the launch."""
-        limit = {} if self.registers is None else {"maxnreg": self.registers}
-        return {"num_warps": self.warps, "num_stages": self.stages, **limit}
+        return {"num_warps": self.warps, "num_stages": self.stages}
 
 
-# The fastest measured on an H200 (docs/notes/2026-11-21-se3-kernels.md), but forward and data in half precision: two
-# blocks at once have enough registers and shared memory by machine code. `benchmarks.se3_kernels tiles` times others.
-HALF = {"forward": Tiles(128, 2, 8, 3), "data": Tiles(128, 2, 8, 2, 128), "weight": Tiles(64, 4, 4, 3)}
+# The fastest measured on an H200 (docs/notes/2026-11-21-se3-kernels.md). `benchmarks.se3_kernels tiles` times others.
+HALF = {"forward": Tiles(256, 2, 8, 3), "data": Tiles(128, 4, 8, 3), "weight": Tiles(64, 4, 4, 3)}
 SINGLE = {"forward": Tiles(128, 2, 8, 2), "data": Tiles(128, 2, 8, 2), "weight": Tiles(32, 4, 4, 4)}
 
 
