@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -159,11 +160,12 @@ class MoFlow(nn.Module):
             distributed.broadcast_object_list(seeds, 0)
         networks = []
         for number in range(rank * count, (rank + 1) * count):
+            if number == 0:
+                networks.append(deepcopy(self).train())
+                continue
             with device, torch.random.fork_rng([device] if device.type == "cuda" else []):
                 torch.manual_seed(seed_of_rank(seeds[0], number))
                 networks.append(self._another().to(self.ln_var).train())
-            if number == 0:
-                networks[0].load_state_dict(self.state_dict())
         return networks
 
     def one_hot(self, nodes: Nodes, edges: Edges) -> tuple[Atoms, Bonds]:
