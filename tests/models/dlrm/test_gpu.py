@@ -86,7 +86,7 @@ def test_mlp_agrees_with_float64(
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 @pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
-@pytest.mark.parametrize(("batch", "dim"), [(20_000, 128), (999, 20)])
+@pytest.mark.parametrize(("batch", "dim"), [(20_000, 128), (999, 20), (999, 8)])
 def test_row_updates_agree_with_float64(
     tables: list[EmbeddingTable], batch: int, dim: int, optimizer: Any, precision: tuple[torch.dtype, float], fused: Any
 ) -> None:
@@ -114,8 +114,9 @@ def test_tables_of_a_prediction_in_half_precision_take_the_kernel_too(dtype: tor
     assert (embeddings.row_order(ids, 8) is not None) == (dtype == torch.float32)  # the update is of float32
 
 
-def test_row_updates_are_deterministic(fused: Any) -> None:
-    first, second = (updated(fused, ONE_HOT, 20_000, 128, torch.float16, CUDA).embeddings for _ in range(2))
+@pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
+def test_row_updates_are_deterministic(tables: list[EmbeddingTable], fused: Any) -> None:
+    first, second = (updated(fused, tables, 20_000, 128, torch.float16, CUDA).embeddings for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first.weights, second.weights, strict=True))
 
 

@@ -132,6 +132,17 @@ def test_row_updates_agree_with_float64(
     assert update.weights < 2e-6 and update.unchanged, update
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+@pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
+@pytest.mark.parametrize(("dim", "apart"), [(8, True), (12, False), (24, True), (64, False), (128, False), (144, True)])
+def test_row_updates_of_half_precision(tables: list[EmbeddingTable], dim: int, apart: bool, optimizer: Rule) -> None:
+    """In longer chunks: with more runs than are summed at a time, and runs of several chunks."""
+    first, second = (updated(fused, tables, 75, dim, torch.float16, optimizer=optimizer, apart=apart) for _ in range(2))
+    assert first.weights < (2e-6 if optimizer == "sgd" else 1e-5) and first.unchanged, first
+    for one, other in zip(first.embeddings.state_dict().values(), second.embeddings.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 1e-3), (torch.bfloat16, 8e-3)])
 @pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
 def test_rows_of_narrow_tables_are_summed_in_float32(

@@ -17,7 +17,7 @@ from src.models.dlrm.fast import tables_triton as kernels
 
 MAX_DIM = 512
 LOOK_UP = {"BLOCK": 16, "num_warps": 4}
-CHUNK, WARPS = 16, 4
+CHUNK, HALF_CHUNK, WARPS = 16, 64, 4  # ids of a program; the second one of gradients in half precision
 PRECISION = "tf32x3"  # of float32 sums: one factor is 0 or 1, so two of the three TF32 products are exact
 NUMBERING = 1024
 
@@ -183,7 +183,8 @@ def apply(
     squares = rule.squares or weights
     while True:
         total = len(order.keys)
-        chunks = -(-total // CHUNK)
+        chunk = HALF_CHUNK if values.element_size() == 2 else CHUNK
+        chunks = -(-total // chunk)
         left = RowOrder(order.keys.new_empty(2 * chunks), order.positions.new_empty(2 * chunks))
         left_values = values.new_empty(2 * chunks, dim, dtype=torch.float32)
         launch(
@@ -193,7 +194,7 @@ def apply(
             rule.rate, rule.skip, rule.scale, total, batch, rule.eps,
             FIRST=values.dim() == 3, LAST=chunks == 1, ADAGRAD=bool(rule.squares), ONE_HOT=shape.one_hot,
             FLAT=are_adjacent(weights) and are_adjacent(squares),
-            DIM=dim, WIDTH=max(16, power_of_2(dim)), CHUNK=CHUNK,
+            DIM=dim, WIDTH=max(16, power_of_2(dim)), CHUNK=chunk,
             PRECISION=PRECISION if values.is_cuda else "ieee", UPCAST=upcast, num_warps=WARPS,
         )  # fmt: skip
         if chunks == 1:

@@ -10,6 +10,8 @@ the order of all sums is fixed.
 import triton
 import triton.language as tl
 
+RUNS = tl.constexpr(16)  # summed at a time: the fewest rows of a product on tensor cores
+
 
 @triton.jit
 def look_up(
@@ -86,16 +88,17 @@ def apply_runs(
 ):  # fmt: skip
     """Does one round. `values` are the gradients [tables, batch, DIM] in the FIRST one, later the partial sums.
 
-    `positions` are the ids' positions among all ids, which give table and sample. A key of -1 is no row.
+    `positions` are the ids' positions among all ids, which give table and sample. A key of -1 is no row. A program
+    sums the runs of its chunk RUNS at a time, so that it holds registers for rows that it updates, not for each id.
     """
     column = tl.arange(0, WIDTH)
-    is_column = column < DIM
-    is_alive, factor = tl.load(skip + tl.arange(0, CHUNK) * 0) == 0, tl.load(rate)
+    is_column = (column < DIM)[None, :]
     begin = tl.program_id(0) * CHUNK
     entry = begin + tl.arange(0, CHUNK)
     is_entry = entry < total
     key = tl.load(keys + entry, mask=is_entry, other=-2)
-    position = tl.load(positions + entry, mask=is_entry, other=0)
+    previous = tl.load(keys + entry - 1, mask=is_entry & (entry > begin), other=-2)
+    position = tl.load(positions + entry, mask=is_entry, other=0).to(tl.int32)  # `total` has 32 bits
     table = entry * 0
     if not FLAT or not ONE_HOT:
         table = tl.load(table_of + position // batch)
@@ -104,43 +107,49 @@ def apply_runs(
     elif ONE_HOT:
         source, is_value = position.to(tl.int64), is_entry
     else:
-        sample = (position - tl.load(slots + table).to(tl.int64) * batch) // tl.load(hotness + table)
+        sample = (position - tl.load(slots + table) * batch) // tl.load(hotness + table)
         source, is_value = table.to(tl.int64) * batch + sample, is_entry
-    value = tl.load(
-        values + source[:, None] * DIM + column[None, :], mask=is_value[:, None] & is_column[None, :], other=0.0
-    )
+    value = tl.load(values + source[:, None] * DIM + column[None, :], mask=is_value[:, None] & is_column, other=0.0)
     if UPCAST:
         value = value.to(tl.float32)
-    same = (key[:, None] == key[None, :]).to(value.dtype)
-    sums = tl.dot(same, value, input_precision=PRECISION)
 
-    following = tl.load(keys + entry + 1, mask=entry + 1 < total, other=-3)
     before = tl.load(keys + begin - 1, mask=begin > 0, other=-3)
     after = tl.load(keys + begin + CHUNK, mask=begin + CHUNK < total, other=-3)
-    is_whole = is_entry & (key >= 0) & (key != following) & (key != before) & is_alive
-    mask = is_whole[:, None] & is_column[None, :]
-    weight = _rows(pointers, table, key, offsets, weight_base, FLAT, DIM)[:, None] + column[None, :]
-    step = factor * sums
-    if ADAGRAD:
-        square = _rows(squares, table, key, offsets, square_base, FLAT, DIM)[:, None] + column[None, :]
-        true = sums / tl.load(scale)
-        new = tl.load(square, mask=mask, other=1.0) + true * true
-        tl.store(square, new, mask=mask)
-        step = step / (tl.sqrt(new) + eps)
-    tl.store(weight, tl.load(weight, mask=mask, other=0.0) - step, mask=mask)
-
+    left = tl.program_id(0) * 2
     if not LAST:
-        first = tl.load(keys + begin)
-        last = tl.load(keys + tl.minimum(begin + CHUNK, total) - 1)
-        has_head, has_tail = first == before, last == after
-        is_through = has_head & has_tail & (first == last)  # the whole chunk is a part of one run
-        left = tl.program_id(0) * 2
-        tl.store(next_keys + left, tl.where(has_head, first, -1))
-        tl.store(next_keys + left + 1, tl.where(has_tail, last, -1))
-        at_begin, at_end = tl.arange(0, CHUNK) == 0, tl.arange(0, CHUNK) == CHUNK - 1
-        tl.store(next_positions + left + tl.zeros([CHUNK], tl.int32), position, mask=at_begin)
-        tl.store(next_positions + left + 1 + tl.zeros([CHUNK], tl.int32), position, mask=at_end)
-        target = next_values + left.to(tl.int64) * DIM + column[None, :] + tl.zeros([CHUNK, 1], tl.int32)
-        tl.store(target, sums, mask=(at_begin & has_head)[:, None] & is_column[None, :])
-        rest = tl.where(is_through, 0.0, sums)
-        tl.store(target + DIM, rest, mask=(at_end & has_tail)[:, None] & is_column[None, :])
+        end = tl.minimum(begin + CHUNK, total) - 1
+        first, last = tl.load(keys + begin), tl.load(keys + end)
+        tl.store(next_keys + left, tl.where(first == before, first, -1))
+        tl.store(next_keys + left + 1, tl.where(last == after, last, -1))
+        tl.store(next_positions + left, tl.load(positions + begin))
+        tl.store(next_positions + left + 1, tl.load(positions + end))
+
+    is_alive, factor = tl.load(skip + tl.arange(0, RUNS) * 0) == 0, tl.load(rate)
+    # The runs of this chunk are numbered. What is past the end belongs to the last one, with gradients of 0.
+    run = tl.cumsum((key != previous).to(tl.int32), 0) - 1
+    for number in range(0, tl.max(run, 0) + 1, RUNS):
+        same = (number + tl.arange(0, RUNS))[:, None] == run[None, :]
+        row = tl.max(tl.where(same, key[None, :], -2), 1)
+        row_table = tl.max(tl.where(same, table[None, :], 0), 1)
+        # Only the chunk's first run can have begun before, and only its last one can go on.
+        is_head, is_tail = (row >= 0) & (row == before), (row >= 0) & (row == after)
+        is_whole = (row >= 0) & (row != before) & (row != after) & is_alive
+        mask = is_whole[:, None] & is_column
+        weight = _rows(pointers, row_table, row, offsets, weight_base, FLAT, DIM)[:, None] + column[None, :]
+        old = tl.load(weight, mask=mask, other=0.0)
+        if ADAGRAD:
+            square = _rows(squares, row_table, row, offsets, square_base, FLAT, DIM)[:, None] + column[None, :]
+            old_square = tl.load(square, mask=mask, other=1.0)
+        sums = tl.dot(same.to(value.dtype), value, input_precision=PRECISION)
+        step = factor * sums
+        if ADAGRAD:
+            true = sums / tl.load(scale)
+            new = old_square + true * true
+            tl.store(square, new, mask=mask)
+            step = step / (tl.sqrt(new) + eps)
+        tl.store(weight, old - step, mask=mask)
+        if not LAST:
+            target = next_values + left.to(tl.int64) * DIM + column[None, :] + tl.zeros([RUNS, 1], tl.int32)
+            tl.store(target, sums, mask=is_head[:, None] & is_column)
+            rest = tl.where(is_head[:, None], 0.0, sums)  # of a run that fills the chunk
+            tl.store(target + DIM, rest, mask=is_tail[:, None] & is_column)
