@@ -61,7 +61,9 @@ def stepped(kind: type[torch.optim.Adam], ours: bool, scaled: bool, tensor_rate:
 @pytest.mark.parametrize("tensor_rate", [False, True])
 def test_replayed_steps_are_torchs(kind: type[torch.optim.Adam], scaled: bool, tensor_rate: bool) -> None:
     results = [stepped(kind, ours, scaled, tensor_rate) for ours in (True, False)]
-    torch.testing.assert_close(*results, rtol=4e-6, atol=1e-6)
+    for ours, expected in zip(*results, strict=True):
+        # Averages of gradients of both signs are small beside these, and as inexact.
+        torch.testing.assert_close(ours, expected, rtol=4e-6, atol=1e-6 * max(1.0, float(expected.abs().max())))
     assert float(results[0][len(SHAPES)]) == STEPS - 2 * scaled
 
 
