@@ -18,6 +18,7 @@ from src.models.dlrm.fast import tables_triton as kernels
 MAX_DIM = 512
 LOOK_UP = {"BLOCK": 16, "num_warps": 4}
 CHUNK, HALF_CHUNK, WARPS = 16, 64, 4  # ids of a program; the second one of gradients in half precision
+REGISTERS = 128  # of a thread with gradients in half precision, so that four programs fit a multiprocessor
 PRECISION = "tf32x3"  # of float32 sums: one factor is 0 or 1, so two of the three TF32 products are exact
 NUMBERING = 1024
 
@@ -182,8 +183,8 @@ def apply(
     upcast = gradient.dtype == torch.bfloat16 and not gradient.is_cuda
     squares = rule.squares or weights
     while True:
-        total = len(order.keys)
-        chunk = HALF_CHUNK if values.element_size() == 2 else CHUNK
+        total, is_half = len(order.keys), values.element_size() == 2
+        chunk, width = HALF_CHUNK if is_half else CHUNK, max(16, power_of_2(dim))
         chunks = -(-total // chunk)
         left = RowOrder(order.keys.new_empty(2 * chunks), order.positions.new_empty(2 * chunks))
         left_values = values.new_empty(2 * chunks, dim, dtype=torch.float32)
@@ -194,8 +195,9 @@ def apply(
             rule.rate, rule.skip, rule.scale, total, batch, rule.eps,
             FIRST=values.dim() == 3, LAST=chunks == 1, ADAGRAD=bool(rule.squares), ONE_HOT=shape.one_hot,
             FLAT=are_adjacent(weights) and are_adjacent(squares),
-            DIM=dim, WIDTH=max(16, power_of_2(dim)), CHUNK=chunk,
+            DIM=dim, WIDTH=width, CHUNK=chunk, LINES=max(1, width // 32) if is_half and values.is_cuda else 0,
             PRECISION=PRECISION if values.is_cuda else "ieee", UPCAST=upcast, num_warps=WARPS,
+            maxnreg=REGISTERS if is_half else None,
         )  # fmt: skip
         if chunks == 1:
             return

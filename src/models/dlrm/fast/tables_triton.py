@@ -78,18 +78,28 @@ def _rows(pointers, table, key, offsets, base, FLAT: tl.constexpr, DIM: tl.const
 
 
 @triton.jit
+def _prefetch(pointers, mask):
+    """Begins to load the lines at `pointers`, where `mask` is true, into the L2 cache, which takes no registers."""
+    tl.inline_asm_elementwise(
+        "{ .reg .pred wanted; setp.ne.s32 wanted, $2, 0; @wanted prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
+        "=r,l,r", [pointers, mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@triton.jit
 def apply_runs(
     keys, positions, values, next_keys, next_positions, next_values,
     pointers, squares, weight_base, square_base, offsets, slots, hotness, table_of, rate, skip, scale,
     total, batch, eps,
     FIRST: tl.constexpr, LAST: tl.constexpr, ADAGRAD: tl.constexpr, ONE_HOT: tl.constexpr, FLAT: tl.constexpr,
-    DIM: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, LINES: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Does one round. `values` are the gradients [tables, batch, DIM] in the FIRST one, later the partial sums.
 
     `positions` are the ids' positions among all ids, which give table and sample. A key of -1 is no row. A program
     sums the runs of its chunk RUNS at a time, so that it holds registers for rows that it updates, not for each id.
+    LINES of 128 bytes of each of its rows go to the L2 cache while the gradients are loaded; not in the interpreter.
     """
     column = tl.arange(0, WIDTH)
     is_column = (column < DIM)[None, :]
@@ -102,6 +112,12 @@ def apply_runs(
     table = entry * 0
     if not FLAT or not ONE_HOT:
         table = tl.load(table_of + position // batch)
+    if LINES:
+        line = tl.arange(0, LINES)[None, :] * 32
+        is_line = (is_entry & (key >= 0) & (key != previous))[:, None] & (line < DIM)
+        _prefetch(_rows(pointers, table, key, offsets, weight_base, FLAT, DIM)[:, None] + line, is_line)
+        if ADAGRAD:
+            _prefetch(_rows(squares, table, key, offsets, square_base, FLAT, DIM)[:, None] + line, is_line)
     if not FIRST:
         source, is_value = entry.to(tl.int64), is_entry & (key >= 0)
     elif ONE_HOT:
