@@ -16,7 +16,8 @@ GELU = {"BLOCK": 1024, "num_warps": 4}
 GELU_BACKWARD = {"BLOCK": 2, "WIDTH": 512, "num_warps": 4}
 FEW_GELU_BACKWARD = {"BLOCK": 8, "WIDTH": 256, "num_warps": 4}  # of programs with few rows
 SUM_PARTIALS = {"WIDTH": 32, "BLOCK": 256, "num_warps": 8}
-SUM_BY_ID = {"WIDTH": 128, "BLOCK": 32, "num_warps": 4}
+SUM_BY_ID = {"WIDTH": 128, "BLOCK": 32, "num_warps": 4}  # of few ids, where some have most of the rows
+SUM_MANY_BY_ID = {"WIDTH": 1024, "BLOCK": 4, "num_warps": 4}  # a program for each token, most of which sum nothing
 SORT_IDS = {"BLOCK": 8, "WIDTH": 1024, "num_warps": 4}
 MOST_COMPARED = 8192  # ids that are sorted by comparing each with all
 PROGRAMS, LEAST_ROWS = 528, 8  # most programs of a sum over rows (4 on each of an H200's 132 SMs), and fewest rows
@@ -201,9 +202,10 @@ def sum_by_id(
     """Writes and returns `out`: the sum of each id's rows, deterministic; 0 for `padding`."""
     columns, (in_order, order) = out.shape[1], sorted_ids(ids)
     out.zero_()  # at full bandwidth: most ids of a vocabulary have no rows
+    shape = SUM_BY_ID if len(ids) <= MOST_COMPARED else SUM_MANY_BY_ID
     launch(
-        kernels.sum_by_id, (len(ids), -(-columns // SUM_BY_ID["WIDTH"])),
-        grad, in_order, order, out, len(ids), padding, COLUMNS=columns, **SUM_BY_ID,
+        kernels.sum_by_id, (len(ids), -(-columns // shape["WIDTH"])),
+        grad, in_order, order, out, len(ids), padding, COLUMNS=columns, **shape,
     )  # fmt: skip
     return out
 
