@@ -166,8 +166,11 @@ class Checkpoint(BaseCheckpoint):
         is_best, self._is_best = self._is_best, False
         if self._saved_at != trainer.global_step:
             self._saved_at = trainer.global_step
-            self._save(trainer, task, "last", self.folder / "best.ckpt" if is_best else None)
             self.last_path = self.folder / "last.ckpt"
+            if is_best:  # which comes first: a run that is killed between the two goes on from the step before
+                self._save(trainer, task, "best", self.last_path)
+            else:
+                self._save(trainer, task, "last")
         elif is_best:
             self._save(trainer, task, "best")
 

@@ -166,15 +166,16 @@ def test_a_resumed_run_copies_the_best_checkpoint_even_without_a_better_one(tmp_
 
 @pytest.mark.parametrize("evaluated_within", [False, True])
 def test_best_and_last_of_one_step_are_written_once(evaluated_within: bool) -> None:
+    """`best.ckpt` first: a run killed between the two goes on from before, and one whose training is done has both."""
     trainer, task, checkpoint = StandInTrainer(), stand_in_task(), Checkpoint("folder", every_n_epochs=2)
     task.metrics = {"quality": 1.0}
     trainer.step, trainer.epoch, trainer.last_batch = 8, 1, not evaluated_within
     trainer.stop = evaluated_within
     checkpoint.on_validation_end(trainer, task)
-    assert trainer.saved == [("last.ckpt", 8), ("best.ckpt", 8)] * evaluated_within
+    assert trainer.saved == [("best.ckpt", 8), ("last.ckpt", 8)] * evaluated_within
     checkpoint.on_train_epoch_end(trainer, task)
     checkpoint.on_train_end(trainer, task)
-    assert trainer.saved == [("last.ckpt", 8), ("best.ckpt", 8)]
+    assert trainer.saved == [("best.ckpt", 8), ("last.ckpt", 8)]
     trainer.step, trainer.epoch, trainer.last_batch, trainer.stop = 12, 2, True, False
     task.metrics = {"quality": 2.0}
     checkpoint.on_validation_end(trainer, task)
