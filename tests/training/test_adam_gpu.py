@@ -61,7 +61,8 @@ def stepped(kind: type[torch.optim.Adam], ours: bool, scaled: bool, tensor_rate:
 @pytest.mark.parametrize("tensor_rate", [False, True])
 def test_replayed_steps_are_torchs(kind: type[torch.optim.Adam], scaled: bool, tensor_rate: bool) -> None:
     results = [stepped(kind, ours, scaled, tensor_rate) for ours in (True, False)]
-    torch.testing.assert_close(*results, rtol=4e-6, atol=1e-6)
+    # A gradient is a sine of twice the weight, times 5 at most: it enlarges the weights' rounding.
+    torch.testing.assert_close(*results, rtol=4e-6, atol=4e-6)
     assert float(results[0][len(SHAPES)]) == STEPS - 2 * scaled
 
 

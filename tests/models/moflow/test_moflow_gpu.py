@@ -1,5 +1,6 @@
 """MoFlow on a GPU: the CUDA graph, compiled steps and the fast modules give the eager results."""
 
+import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -213,21 +214,32 @@ def gradients_at_full_size(
 def test_kernels_of_the_published_sizes_round_as_plain_torch(
     dtype: torch.dtype, batch: int, logdet: LogDet, exact_products: None
 ) -> None:
-    """Against plain torch in float32, whose own errors in `dtype` are those that are allowed; equal bits each time."""
+    """Against plain torch in float32; equal bits each time.
+
+    Allowed are thrice plain torch's errors in `dtype`, the largest of the same weights in all steps: one is chance.
+    """
     exact = gradients_at_full_size("off", torch.float32, batch, logdet)
     plain = gradients_at_full_size(["conv", "graph_conv"], dtype, batch, logdet)
     fast, again = (gradients_at_full_size("auto", dtype, batch, logdet) for _ in range(2))
     assert exact.keys() == plain.keys() == fast.keys()
     assert all(torch.equal(fast[name], again[name]) for name in fast)
-    wrong = {}
+    errors, allowed = dict[str, list[float]](), dict[str, float]()
     for name, value in exact.items():
-        errors = [float((values[name] - value).norm() / value.norm()) for values in (fast, plain)]
+        errors[name] = [float((values[name] - value).norm() / value.norm()) for values in (fast, plain)]
+        allowed[kind_of(name)] = max(errors[name][1], allowed.get(kind_of(name), 0.0))
+    wrong = {}
+    for name, (error, _) in errors.items():
         is_void = (
             logdet == "published" and "bond_flow" in name and name.endswith(("convs.0.bias", "convs.1.bias"))
         )  # BatchNorm subtracts it again
-        if errors[0] > (1e-4 if dtype == torch.float32 else 2e-3) + 3 * errors[1] and not is_void:
-            wrong[name] = errors
+        if error > (1e-4 if dtype == torch.float32 else 2e-3) + 3 * allowed[kind_of(name)] and not is_void:
+            wrong[name] = errors[name]
     assert not wrong
+
+
+def kind_of(name: str) -> str:
+    """Returns a parameter's name without the number of its step."""
+    return re.sub(r"\d+", "N", name, count=1)
 
 
 @pytest.mark.parametrize("graph", ["off", "on"])
