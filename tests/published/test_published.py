@@ -31,7 +31,7 @@ def one(model: str, kind: str = "train", **values: object) -> PublishedRow:
 
 @pytest.mark.parametrize(
     ("model", "published"),
-    [("moflow", 26), ("distilbert", 4), ("dlrm", 108), ("se3_transformer", 75), ("mobilenet_v1", 4)],
+    [("moflow", 26), ("distilbert", 4), ("dlrm", 108), ("dlrm_dcnv2", 2), ("se3_transformer", 75), ("mobilenet_v1", 4)],
 )
 def test_every_model_has_all_its_published_rows(model: str, published: int) -> None:
     assert len([row for row in rows(model) if not row.measured]) == published
@@ -41,7 +41,7 @@ def test_measured_references_are_labelled_and_come_last() -> None:
     measured = [row.measured for row in rows()]
     assert measured == sorted(measured)
     assert all(row.measured == row.source.startswith("measured reference") for row in rows())
-    assert all(row.measured == (row.hardware in ("h100_80g", "h200")) for row in rows())
+    assert all(row.measured == (row.hardware in ("h100_80g", "h200")) for row in rows() if "MLPerf" not in row.source)
 
 
 @pytest.mark.parametrize(
