@@ -51,6 +51,42 @@ def keep_written_numbers() -> None:
     ConfigLoaderImpl._apply_overrides_to_config = staticmethod(apply_by_type)  # type: ignore[method-assign]
 
 
+def compose_once() -> None:
+    """Has Hydra run the config from which it learns whether to run or to sweep, instead of composing it again."""
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.hydra import Hydra
+    from hydra.types import RunMode
+
+    load, get_mode = ConfigLoaderImpl.load_configuration, Hydra.get_mode
+
+    @wraps(get_mode)
+    def get_mode_of_run(self: Any, config_name: str | None, overrides: list[str]) -> Any:
+        try:
+            config = load(self.config_loader, config_name, overrides, RunMode.RUN)
+        except Exception:  # a sweep, or a mistake: both are told by how Hydra composes it
+            return get_mode(self, config_name, overrides)
+        mode = config.hydra.mode
+        if mode is None:  # as Hydra does if nothing else is asked for
+            config.hydra.mode = RunMode.RUN
+            config.hydra.overrides.hydra.append("hydra.mode=RUN")
+        composed = {
+            "config_name": config_name,
+            "overrides": [*overrides, *(["hydra.mode=RUN"] if mode is None else [])],
+            "run_mode": RunMode.RUN,
+        }
+
+        def load_once(**asked: Any) -> Any:
+            del self.config_loader.load_configuration
+            if composed.items() <= asked.items():
+                return config
+            return self.config_loader.load_configuration(**asked)
+
+        self.config_loader.load_configuration = load_once
+        return mode
+
+    Hydra.get_mode = get_mode_of_run  # type: ignore[method-assign]
+
+
 def import_torchmetrics_alone() -> None:
     """Has torchmetrics, which Lightning imports, not import the packages of OPTIONAL for metrics that are not used."""
     sys.meta_path.insert(0, TorchmetricsAlone())
@@ -88,6 +124,7 @@ class Patch(NamedTuple):
 HYDRA = Patch(
     keep_written_numbers, "REPRISE_PLAIN_OVERRIDES", {"hydra-core": ("1.3.", "1.4."), "omegaconf": ("2.3.", "2.4.")}
 )
+COMPOSED = Patch(compose_once, "REPRISE_PLAIN_START", {"hydra-core": ("1.3.",)})
 TORCHMETRICS = Patch(
     import_torchmetrics_alone, "REPRISE_PLAIN_START", {"torchmetrics": ("1.9.",), "lightning-utilities": ("0.15.",)}
 )
@@ -101,7 +138,7 @@ installed: list[Patch] = []
 
 def install(*patches: Patch) -> None:
     """Applies patches, all if none is given, where they are wanted, each once."""
-    for patch in patches or (HYDRA, TORCHMETRICS, DYNAMO, E3NN, OPERATORS):
+    for patch in patches or (HYDRA, COMPOSED, TORCHMETRICS, DYNAMO, E3NN, OPERATORS):
         if patch not in installed and patch.is_wanted:
             installed.append(patch)
             patch.apply()

@@ -190,6 +190,63 @@ def test_no_other_module_patches_a_package() -> None:
     assert list(patched) == ["src/patches.py"] and len(patched["src/patches.py"]) == 4, patched
 
 
+COMPOSED = """
+import runpy, sys
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.hydra import Hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+from src import cli
+
+compose, times = ConfigLoaderImpl._load_configuration_impl, []
+
+def counted(*arguments, **options):
+    times.append(None)
+    return compose(*arguments, **options)
+
+def shown(job, config, fields=None):
+    print(f"composed {len(times)} times", OmegaConf.to_yaml(HydraConfig.get()), OmegaConf.to_yaml(config), sep="\\n")
+
+def sweep(self, config_name, task_function, overrides):
+    print(f"composed {len(times)} times", config_name, overrides)
+
+ConfigLoaderImpl._load_configuration_impl, cli.run_job, Hydra.multirun = counted, shown, sweep
+sys.argv[0] = "train.py"
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "times"),
+    [
+        (["model=dlrm", "hp.lr=0.5"], [1]),
+        (["hydra.mode=RUN"], [1]),
+        (["-m", "seed=1,2"], [2]),  # one is refused
+        (["-m", "seed=1"], [1]),
+        (["hydra.mode=MULTIRUN", "seed=1,2"], [2]),
+        (["seed=1,2"], []),
+        (["no_key=1"], []),
+        (["model=none"], []),
+    ],
+)
+def test_a_run_s_config_is_composed_once_and_as_hydra_does(
+    overrides: list[str], times: list[int], tmp_path: Path
+) -> None:
+    folders = [f"output_root={tmp_path}", f"hydra.run.dir={tmp_path}/run", f"hydra.sweep.dir={tmp_path}/sweep"]
+    ended = [
+        subprocess.run(
+            [sys.executable, "-c", COMPOSED, *overrides, *folders],
+            cwd=ROOT, env=os.environ | {"REPRISE_PLAIN_START": switch}, capture_output=True, text=True, timeout=LIMIT_S,
+        )
+        for switch in ("", "1")
+    ]  # fmt: skip
+    counted = [[int(number) for number in re.findall(r"^composed (\d+) times", run.stdout, re.M)] for run in ended]
+    results = [re.sub(r"composed \d+ times", "", run.stdout) for run in ended]
+    assert counted[0] == times and len(counted[1]) == len(times), ended[0].stderr
+    assert results[0] == results[1] and ended[0].stderr == ended[1].stderr
+    assert ended[0].returncode == ended[1].returncode == (0 if times else 2)
+
+
 SOURCES = """
 import sys
 from src.patches import install
