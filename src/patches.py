@@ -14,12 +14,12 @@ from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.metadata import PackageNotFoundError, version
-from types import ModuleType
+from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from src.system import later_dynamo
 
-SOURCES = "torch._library.utils"
+SOURCES, LIBRARY = "torch._library.utils", "torch.library"
 LEGENDRE = "e3nn.o3._angular_spherical_harmonics"
 OPTIONAL = ("scipy", "transformers", "matplotlib", "torchvision")
 
@@ -103,7 +103,10 @@ def import_sympy_later() -> None:
 
 
 def tell_sources_by_frame() -> None:
-    """Has torch tell where a custom operator is defined by its frame, without going through all modules."""
+    """Has torch tell where a custom operator is defined by its frame, without going through all modules.
+
+    torch registers 115 operators while it is imported.
+    """
     sys.meta_path.insert(0, SourcesByFrame())
 
 
@@ -230,12 +233,12 @@ class NamesOfSympy(ModuleType):
 
 
 class SourcesByFrame(MetaPathFinder):
-    """Finds torch's module that tells where operators are defined with a loader that replaces the function for it."""
+    """Finds torch's modules that tell where operators are defined with a loader that replaces the functions for it."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(fullname, path, target) if fullname == SOURCES else None
+        spec = PathFinder.find_spec(fullname, path, target) if fullname in (SOURCES, LIBRARY) else None
         if spec is not None and isinstance(spec.loader, SourceFileLoader):
             spec.loader = SourcesLoader(spec.loader.name, spec.loader.path)
         return spec
@@ -244,10 +247,18 @@ class SourcesByFrame(MetaPathFinder):
 class SourcesLoader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
-        vars(module)["get_source"] = source_of_frame
+        if module.__name__ == SOURCES:
+            vars(module)["get_source"] = source_of_frame
+        else:
+            vars(module)["inspect"] = SimpleNamespace(**vars(inspect) | {"getmodule": module_of_frame})
 
 
 def source_of_frame(stacklevel: int) -> str:
     """Returns `file:line` of a caller, 1 for this function's: torch's own reads the lines of the file too."""
     frame = sys._getframe(stacklevel)
     return f"{inspect.getsourcefile(frame) or inspect.getfile(frame)}:{frame.f_lineno}"
+
+
+def module_of_frame(frame: FrameType) -> ModuleType | None:
+    """Returns the module whose code a frame runs: `inspect.getmodule` takes the real paths of all modules for it."""
+    return sys.modules.get(frame.f_globals.get("__name__", ""))
