@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from src.gpu.graph_gaps import renew_queues
+from src.gpu.graph_gaps import queues_renewed
 
 T = TypeVar("T")
 Shapes = tuple[torch.Size, ...]
@@ -89,8 +89,9 @@ class Graphed(Generic[T]):
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self.captures.values())).graph.pool() if self.captures else None
         torch.cuda.synchronize()
-        # Other threads may wait for the device meanwhile: NCCL watches its collectives.
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        # Queues are renewed after the warm-up calls, which use new streams. Other threads may wait for the device
+        # meanwhile: NCCL watches its collectives.
+        graphing = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
+        with queues_renewed(), graphing:
             result = self.function(*batch)
-        renew_queues()  # after the warm-up calls, which use new streams
         return Capture(graph, inputs, result)

@@ -1,16 +1,38 @@
 """Resets the hardware queues of a process on its GPU, which shortens the launch gaps between small kernels."""
 
 import ctypes
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+GIB = 2**30  # a context takes half of that
 TRIED = 13  # major CUDA version of the drivers that this was tried with
 enabled = True  # execution.graph_gaps=auto
 
 
-def renew_queues() -> bool:
-    """Makes a second context on the current GPU and gives it back, in 0.2 s; returns whether the driver did.
+@contextmanager
+def queues_renewed() -> Iterator[None]:
+    """Has `renew_queues` work beside the block, which captures a graph: a capture runs nothing, and takes as long.
+
+    After the block where the second context might take memory that the capture needs, as much as a step did before.
+    """
+    thread = threading.Thread(target=renew_queues, args=(torch.cuda.current_device(),), name="queues", daemon=True)
+    has_room = torch.cuda.mem_get_info()[0] > torch.cuda.max_memory_allocated() + GIB
+    if has_room:
+        thread.start()
+    try:
+        yield
+    finally:
+        if not has_room:
+            thread.start()
+        thread.join()
+
+
+def renew_queues(device: int) -> bool:
+    """Makes a second context on a GPU and gives it back, in 0.2 s; returns whether the driver did.
 
     A process whose streams have lately been used for the first time runs the kernels of a graph, one after another,
     with gaps that are longer by 0.1 to 0.3 microseconds; once another context has come and gone, without them. On an
@@ -22,9 +44,9 @@ def renew_queues() -> bool:
     if driver is None:
         return False
     context = ctypes.c_void_p()
-    if driver.cuCtxCreate_v2(ctypes.byref(context), 0, torch.cuda.current_device()) != 0:
+    if driver.cuCtxCreate_v2(ctypes.byref(context), 0, device) != 0:
         return False
-    popped = ctypes.c_void_p()  # torch's own is this thread's current one again
+    popped = ctypes.c_void_p()  # what was this thread's current one is again
     return driver.cuCtxPopCurrent_v2(ctypes.byref(popped)) == 0 and driver.cuCtxDestroy_v2(context) == 0
 
 
