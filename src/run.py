@@ -40,7 +40,7 @@ from src.config.trained import RUN
 from src.datamodules.base import DataModule, SplitDataModule
 from src.errors import UserError
 from src.launch import failures
-from src.launch.devices import set_up_devices, without_order
+from src.launch.devices import begin_products, set_up_devices, without_order
 from src.launch.done import limits_reached, record_if_done
 from src.launch.ending import Ending, Interrupted
 from src.launch.going_on import way_on
@@ -147,7 +147,7 @@ def say_once(line: str) -> None:
 
 def build(config: TrainConfig, clock: Clock) -> Job:
     """Returns the parts of a completed config and their trainer. Raises UserError for what cannot be built here."""
-    devices = set_up_devices(config)
+    devices, products = set_up_devices(config), begin_products(config)
     pl.seed_everything(group.seed_of_rank(config.seed, group.rank()), verbose=False)
     datamodule: DataModule = instantiate(config.datamodule, "datamodule")
     if not os.environ.get("REPRISE_PLAIN_START"):
@@ -192,6 +192,8 @@ def build(config: TrainConfig, clock: Clock) -> Job:
         inference_mode=False,  # Lightning's final evaluation alone would use it, and compile everything anew for it
         log_every_n_steps=config.measure.window,
     )
+    if products is not None:
+        products.join()
     return Job(config, task, datamodule, trainer, legs, same_run)
 
 

@@ -4,7 +4,9 @@ import os
 import shlex
 import socket
 import sys
+import threading
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -77,6 +79,30 @@ def set_execution(execution: "Execution", accelerator: str) -> None:
         memory.fill_uninitialized_memory = False  # it takes time, and no result may depend on such memory
     if execution.deterministic != torch.are_deterministic_algorithms_enabled():  # the call loads torch's compiler
         torch.use_deterministic_algorithms(execution.deterministic)  # torch.compile and FBGEMM obey it too
+
+
+def begin_products(config: "TrainConfig") -> threading.Thread | None:
+    """Begins to load cuBLAS, which a first step would wait for, beside the making of the network; returns the thread.
+
+    To be called after `set_up_devices`. None without a GPU, on several, or with REPRISE_PLAIN_START set.
+    """
+    if config.hardware.accelerator != "cuda" or config.world_size > 1 or os.environ.get("REPRISE_PLAIN_START"):
+        return None
+    half = {"16": torch.float16, "bf16": torch.bfloat16}.get(config.precision.lightning.partition("-")[0])
+    dtypes = [torch.float32, *([half] if half else [])]
+    thread = threading.Thread(target=multiply, args=(torch.device("cuda", 0), dtypes), name="cuBLAS", daemon=True)
+    thread.start()
+    return thread
+
+
+def multiply(device: torch.device, dtypes: Sequence[torch.dtype]) -> None:
+    """Multiplies small matrices of each type; keeps no memory and draws no random numbers."""
+    with suppress(RuntimeError):  # no memory, say, as the first step will tell
+        for dtype in dtypes:
+            ones = torch.ones(16, 16, device=device, dtype=dtype)
+            torch.mm(ones, ones)
+        if device.type == "cuda":  # the handle is the next thread's that asks for one; its workspace is of this stream
+            cast(Any, torch._C)._cuda_clearCublasWorkspaces()
 
 
 def check_graph(execution: "Execution", accelerator: str) -> None:
