@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -18,9 +19,10 @@ from typing import Any, NamedTuple
 import pytorch_lightning as pl
 import torch
 
-from src.gpu.precompile import LIST, PRECISIONS, compile_kernel, entry_of
+from src.gpu.precompile import LIST, PRECISIONS, compile_kernel, entry_of, import_kernels, side_by_side
 from src.system.files import write_text
 from src.system.interpreter import ROOT, python, safe_path
+from src.system.workers import cpu_count
 
 STEPS = ("fit.max_steps=12", "fit.eval_every_n_epochs=null", "fit.final_evaluation=false", "~callbacks.checkpoint")
 
@@ -103,20 +105,30 @@ def recorded(name: str, model: str, overrides: list[str], precision: str, folder
 
 
 def slowest_first(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the kernels in order of the CPU time that each took to compile."""
+    """Returns the kernels in order of the CPU time that each took to compile, side by side on all cores.
+
+    Raises RuntimeError where one cannot be compiled.
+    """
     from triton import knobs
 
+    import_kernels(entries)
     with TemporaryDirectory() as folder, knobs.cache.scope():
         knobs.cache.dir = folder  # pyright: ignore[reportAttributeAccessIssue]
-        seconds = [compiled_s(entry) for entry in entries]
+        files = [Path(folder, f"{number}.seconds") for number in range(len(entries))]
+        jobs = [partial(write_compiled_s, *job) for job in zip(entries, files, strict=True)]
+        if not side_by_side(jobs, cpu_count()):
+            missing = [entry["kernel"] for entry, file in zip(entries, files, strict=True) if not file.exists()]
+            raise RuntimeError(f"could not be compiled: {', '.join(missing)}")
+        seconds = [float(file.read_text()) for file in files]
     return [entries[i] for i in sorted(range(len(entries)), key=lambda i: -seconds[i])]
 
 
-def compiled_s(entry: dict[str, Any]) -> float:
+def write_compiled_s(entry: dict[str, Any], file: Path) -> None:
+    """Compiles a kernel and writes the CPU time of this process and of those that it began."""
     begin = os.times()
     compile_kernel(entry)
     end = os.times()
-    return sum(end[:4]) - sum(begin[:4])
+    file.write_text(str(sum(end[:4]) - sum(begin[:4])))
 
 
 def main(folder: Path, models: Sequence[str] = ()) -> None:

@@ -1,11 +1,14 @@
 """A list has each kernel once, with its precisions and with the option that it is for."""
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
-from benchmarks.kernel_lists import STEPS, Case, cases, listed
+from benchmarks import kernel_lists
+from benchmarks.kernel_lists import STEPS, Case, cases, listed, slowest_first
 from src.config.values import check_training
 from tests.support.composing import composed
 
@@ -19,6 +22,23 @@ def test_kernels_of_several_cases_are_listed_once() -> None:
         atom | {"precisions": ["amp", "tf32"], "when": {"logdet": "published"}},
         row | {"precisions": ["amp"], "when": {"logdet": "exact"}},
     ]
+
+
+def test_kernels_that_take_longest_to_compile_are_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(entry: dict[str, Any]) -> None:
+        end_s = time.process_time() + entry["seconds"]
+        while time.process_time() < end_s:
+            pass
+        time.sleep(entry.get("idle", 0))  # which is no work
+        assert entry["kernel"] != "broken"
+
+    monkeypatch.setattr(kernel_lists, "import_kernels", lambda entries: None)
+    monkeypatch.setattr(kernel_lists, "compile_kernel", compiled)
+    quick = {"kernel": "quick", "seconds": 0, "idle": 0.5}
+    entries = [quick, {"kernel": "slow", "seconds": 0.4}, {"kernel": "middle", "seconds": 0.2}]
+    assert [entry["kernel"] for entry in slowest_first(entries)] == ["slow", "middle", "quick"]
+    with pytest.raises(RuntimeError, match=r"compiled: .*broken"):
+        slowest_first([*entries, {"kernel": "broken", "seconds": 0}])
 
 
 @pytest.mark.parametrize("model", ["moflow", "mobilenet_v1", "se3_transformer", "distilbert", "dlrm"])
