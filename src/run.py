@@ -55,6 +55,7 @@ from src.report.record import GoOn, Record, from_figures, write_record
 from src.system import group
 from src.system.files import sole_run
 from src.system.home import SOURCES
+from src.system.loading import import_ahead
 from src.system.masking import mask_error, masked, masked_text
 from src.training.checkpoints import checkpoint_to_resume, compare, read_checkpoint
 from src.training.state import check_state
@@ -152,6 +153,8 @@ def build(config: TrainConfig, clock: Clock) -> Job:
     datamodule: DataModule = instantiate(config.datamodule, "datamodule")
     if not os.environ.get("REPRISE_PLAIN_START"):
         datamodule.read_ahead()
+    if config.pictures and group.rank() == 0:
+        import_ahead("src.report.plots")  # 0.2 s of the end of a run, while weights are drawn
     task: Task = instantiate(config.model["task"], "model.task")
     task.check_datamodule(datamodule)
     datamodule.clock, datamodule.accumulate = clock, config.hp.accumulate

@@ -6,7 +6,8 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -42,6 +43,23 @@ def load_torch_ahead() -> threading.Thread | None:
     if os.environ.get("REPRISE_PLAIN_START") or sys.platform != "linux" or is_settled_later or has_other_cuda():
         return None
     thread = threading.Thread(target=load_libraries, name="torch's libraries")
+    thread.start()
+    return thread
+
+
+def import_ahead(name: str) -> threading.Thread | None:
+    """Imports a module in a thread, for a time in which others compute without Python's lock; returns the thread.
+
+    Who imports the module meanwhile waits for it, and has its errors again. None where REPRISE_PLAIN_START is set.
+    """
+
+    def load() -> None:
+        with suppress(Exception):
+            import_module(name)
+
+    if os.environ.get("REPRISE_PLAIN_START"):
+        return None
+    thread = threading.Thread(target=load, name=name, daemon=True)
     thread.start()
     return thread
 

@@ -21,6 +21,19 @@ if thread is not None:
     thread.join()
     print("libtorch_cpu.so" in Path("/proc/self/maps").read_text(), "torch" in sys.modules)
 """
+MODULE = """
+import sys
+from src.system.loading import import_ahead
+sys.path.insert(0, sys.argv[1])
+for name in ("whole", "broken"):
+    if (thread := import_ahead(name)) is not None:
+        thread.join()
+print("whole" in sys.modules)
+try:
+    import broken
+except ValueError as error:
+    print(error)
+"""
 JOB = """
 import gc
 from omegaconf import OmegaConf
@@ -34,9 +47,9 @@ run_entry_point(main)
 """
 
 
-def printed(code: str, **environment: str) -> str:
+def printed(code: str, *arguments: str, **environment: str) -> str:
     """Returns what code prints in a process of its own."""
-    command, changed = [sys.executable, "-c", code], os.environ | environment
+    command, changed = [sys.executable, "-c", code, *arguments], os.environ | environment
     return subprocess.run(command, cwd=ROOT, env=changed, capture_output=True, text=True, check=True).stdout
 
 
@@ -49,6 +62,13 @@ def test_torch_s_libraries_are_loaded_ahead_of_torch(plain: str, threads: str, m
     if threads == "2" and Path("/dev/nvidiactl").exists():
         pytest.skip("beside GPUs, threads wait as they do by default")
     assert printed(AHEAD, **settings) == maps
+
+
+@pytest.mark.parametrize("plain", ["", "1"])
+def test_a_module_imported_ahead_keeps_its_error_for_who_needs_it(plain: str, tmp_path: Path) -> None:
+    (tmp_path / "whole.py").touch()
+    (tmp_path / "broken.py").write_text("raise ValueError('of the module')")
+    assert printed(MODULE, str(tmp_path), REPRISE_PLAIN_START=plain) == f"{not plain}\nof the module\n"
 
 
 def test_another_cuda_in_the_library_path_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
