@@ -47,7 +47,7 @@ from src.launch.going_on import way_on
 from src.launch.restoring import restoring
 from src.measure import starting
 from src.measure.clock import Clock, run_begin_s
-from src.measure.environment import environment
+from src.measure.environment import environment, environment_ahead
 from src.measure.judged import listed
 from src.printable import printable
 from src.report.keys import changed_hp, settings
@@ -150,6 +150,7 @@ def build(config: TrainConfig, clock: Clock) -> Job:
     """Returns the parts of a completed config and their trainer. Raises UserError for what cannot be built here."""
     devices, products = set_up_devices(config), begin_products(config)
     pl.seed_everything(group.seed_of_rank(config.seed, group.rank()), verbose=False)
+    described = environment_ahead(given_overrides())
     datamodule: DataModule = instantiate(config.datamodule, "datamodule")
     if not os.environ.get("REPRISE_PLAIN_START"):
         datamodule.read_ahead()
@@ -164,7 +165,7 @@ def build(config: TrainConfig, clock: Clock) -> Job:
     fit_config = config.fit
     average = [] if fit_config.ema_decay is None else [WeightAverage(fit_config.ema_decay)]
     checks = [RngState(), HeldOut(fit_config.final_evaluation), Divergence()]  # before the average is in the network
-    legs = Legs(clock, environment(given_overrides()))
+    legs = Legs(clock, described())
     same_run = SameRun(function_of(config, task.run_config))
     configured = instantiate(config.callbacks or {}, "callbacks")
     callbacks = [*checks, *average, legs, same_run, *configured.values()]

@@ -3,6 +3,7 @@
 import os
 import platform
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
@@ -14,6 +15,7 @@ import torch
 
 from src.measure.sources import sources
 from src.system.masking import masked_text
+from src.system.read_ahead import ReadAhead
 
 LIBRARIES = ("torch", "triton", "pytorch-lightning", "hydra-core", "omegaconf", "rdkit", "numpy", "transformers",
              "e3nn", "torchrec", "fbgemm-gpu", "dgl")  # fmt: skip
@@ -39,6 +41,15 @@ def environment(overrides: list[str]) -> dict[str, Any]:
         "command": " ".join([Path(sys.argv[0]).name, *map(masked_text, sys.argv[1:])]),
         "overrides": [*map(masked_text, overrides)],
     }
+
+
+def environment_ahead(overrides: list[str]) -> Callable[[], dict[str, Any]]:
+    """Begins to describe them in a thread, beside the making of the network; returns what waits for the description.
+
+    git, NVML and the files of the code take longer than Python. With REPRISE_PLAIN_START set, nothing begins before.
+    """
+    ahead = None if os.environ.get("REPRISE_PLAIN_START") else ReadAhead(lambda: environment(overrides))
+    return lambda: (ahead and ahead.value()) or environment(overrides)
 
 
 def cpu_name() -> str:
