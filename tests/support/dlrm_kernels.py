@@ -29,6 +29,40 @@ def dot(fused: Any, samples: int, tables: int, dim: int, dtype: torch.dtype, dev
     return result
 
 
+def dot_of_rows(
+    fused: Any,
+    tables: Sequence[EmbeddingTable],
+    samples: int,
+    dim: int,
+    rows: torch.dtype,
+    dtype: torch.dtype,
+    apart: bool,
+    device: str = "cpu",
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Returns features, gradients of the dense vectors and of the tables', and overflow: of rows, and of a lookup."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        embeddings = FastEmbeddings(tables, dim).to(rows)
+    embeddings = deepcopy(embeddings) if apart else embeddings
+    ids = torch.cat([some_ids(table, samples) for table in tables]).to(device)
+    results = []
+    for gathered in (True, False):
+        dense = random(samples, dim, seed=1, device=device).to(dtype).requires_grad_()
+        embeddings.overflow.zero_()
+        if gathered:
+            features = fused.interaction.gathered_features(dense, embeddings, ids)
+        else:
+            with torch.autocast(torch.device(device).type, dtype, enabled=dtype != rows):
+                sparse = embeddings(ids, samples)
+            features = fused.interaction.dot_features(dense, sparse, embeddings.overflow)
+        weights = random(*features.shape, seed=2, device=device).to(dtype)
+        weights[0, dim] = torch.inf
+        features.backward(weights)
+        gradients = [dense.grad, embeddings.pending.pop().gradient]
+        results.append([features, *map(torch.nan_to_num, gradients), embeddings.overflow.clone()])
+    return results[0], results[1]
+
+
 def cross_layers(
     fused: Any, samples: int, tables: int, dim: int, layers: int, rank: int, dtype: torch.dtype, device: str = "cpu"
 ) -> Difference:

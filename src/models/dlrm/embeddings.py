@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -49,7 +49,7 @@ class Embeddings(nn.Module, ABC):
 
     def start_lookup(self, ids: Int32[Tensor, " ids"], batch: int) -> Callable[[], Float[Tensor, "{batch} tables dim"]]:
         """Starts `forward` and returns a function that waits for its result, so that other work can overlap with it."""
-        return partial(self, ids, batch)
+        return Lookup(self, ids, batch)
 
     def can_be_captured(self) -> bool:
         """Returns whether a CUDA graph can hold it: the host reads nothing from the device."""
@@ -77,6 +77,18 @@ class Embeddings(nn.Module, ABC):
             found_inf: not 0 if a gradient of the network overflowed: then nothing changes.
             loss_scale: factor in the gradients; Adagrad divides by it before it accumulates squares. None for 1.
         """
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A lookup that has not begun; a call does it. Some interactions read the rows themselves instead."""
+
+    embeddings: Embeddings
+    ids: Tensor
+    batch: int
+
+    def __call__(self) -> Float[Tensor, "{self.batch} tables dim"]:
+        return self.embeddings(self.ids, self.batch)
 
 
 class GradientSlots(NamedTuple):

@@ -21,7 +21,12 @@ Features = Float[Tensor, "batch features"]
 
 
 class Dot(nn.Module):
-    """The bottom MLP's output and the products of all pairs of vectors, padded with zeros."""
+    """The bottom MLP's output and the products of all pairs of vectors, padded with zeros.
+
+    takes_lookup: whether its input may be a lookup that has not begun, in the place of the tables' vectors.
+    """
+
+    takes_lookup = False
 
     def __init__(self, num_tables: int, dim: int) -> None:
         super().__init__()
@@ -35,6 +40,8 @@ class Dot(nn.Module):
 class Cat(nn.Module):
     """The concatenation of all vectors."""
 
+    takes_lookup = False
+
     def __init__(self, num_tables: int, dim: int) -> None:
         super().__init__()
         self.width = self.num_features = (num_tables + 1) * dim
@@ -45,6 +52,8 @@ class Cat(nn.Module):
 
 class CrossNet(nn.Module):
     """DCNv2's low-rank cross layers on the concatenated vectors; weights are Xavier normal, biases 0."""
+
+    takes_lookup = False
 
     def __init__(self, num_tables: int, dim: int, num_layers: int, rank: int) -> None:
         super().__init__()
@@ -107,9 +116,9 @@ class DLRM(nn.Module):
 
     def forward(self, clicks: Clicks) -> Float[Tensor, " batch"]:
         """Returns the logits, in float32 (float64 if the weights are)."""
-        wait_for_vectors = self.embeddings.start_lookup(clicks.ids, len(clicks.numerical))
+        lookup = self.embeddings.start_lookup(clicks.ids, len(clicks.numerical))
         dense = self.bottom(clicks.numerical.to(cast(Tensor, self.bottom.layers[0].weight).dtype))
-        features = self.interaction(dense, wait_for_vectors(), self.embeddings)
+        features = self.interaction(dense, lookup if self.interaction.takes_lookup else lookup(), self.embeddings)
         logits = self.top(features)[:, 0]
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 

@@ -14,7 +14,7 @@ from src.models.dlrm.fast.cross import FastCrossNet  # noqa: F401  # imports its
 from src.models.dlrm.fast.embeddings import FastEmbeddings
 from src.models.dlrm.fast.interaction import FastDot  # noqa: F401
 from src.models.dlrm.fast.mlp import FastMLP  # noqa: F401
-from tests.support.dlrm_kernels import cross_layers, dot, layers, narrow_look_up, update_of_parts, updated
+from tests.support.dlrm_kernels import cross_layers, dot, dot_of_rows, layers, narrow_look_up, update_of_parts, updated
 from tests.support.tiny_dlrm import tiny_dlrm
 from tests.support.trained import Trained, trained
 
@@ -58,6 +58,17 @@ def test_dot_agrees_with_float64(
     dtype, tolerance = precision
     difference = dot(fused, samples, tables, dim, dtype, CUDA)
     assert difference.largest < tolerance, difference
+
+
+@pytest.mark.parametrize(("samples", "dim", "apart"), [(5001, 128, False), (301, 12, True)])
+@pytest.mark.parametrize(
+    ("rows", "dtype"), [(torch.float32,) * 2, (torch.float32, torch.float16), (torch.float16,) * 2]
+)
+def test_dot_of_the_tables_rows_is_that_of_a_lookup(
+    samples: int, dim: int, apart: bool, rows: torch.dtype, dtype: torch.dtype, fused: Any
+) -> None:
+    for one, other in zip(*dot_of_rows(fused, ONE_HOT, samples, dim, rows, dtype, apart, CUDA), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,19 @@
 """DLRM's fused kernels in Triton's interpreter; test_gpu.py runs them at full size."""
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
-from src.batches.clicks import EmbeddingTable
+from src.batches.clicks import Clicks, EmbeddingTable
 from src.gpu import triton_helpers
-from src.models.dlrm import fast
+from src.models.dlrm import DLRM, fast
 from src.models.dlrm.embeddings import GradientSlots, Rule
 from src.models.dlrm.fast.cross import FastCrossNet  # noqa: F401  # imports its kernels
+from src.models.dlrm.fast.embeddings import FastEmbeddings
 from src.models.dlrm.fast.interaction import FastDot  # noqa: F401
 from src.models.dlrm.fast.mlp import FastMLP  # noqa: F401
-from tests.support.dlrm_kernels import cross_layers, dot, layers, narrow_look_up, update_of_parts, updated
+from tests.support.dlrm_kernels import cross_layers, dot, dot_of_rows, layers, narrow_look_up, update_of_parts, updated
 from tests.support.kernel_differences import random
 
 fused: Any = fast
@@ -35,6 +36,47 @@ MULTI_HOT = [EmbeddingTable("cat_0.bin", 200, 3), EmbeddingTable("cat_1.bin", 3)
 def test_dot_agrees_with_float64(samples: int, tables: int, dim: int, dtype: torch.dtype, tolerance: float) -> None:
     difference = dot(fused, samples, tables, dim, dtype)
     assert difference.largest < tolerance, difference
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter multiplies with numpy
+@pytest.mark.parametrize(("samples", "dim", "apart"), [(5, 32, False), (3, 12, True)])
+@pytest.mark.parametrize(
+    ("rows", "dtype"), [(torch.float32,) * 2, (torch.float32, torch.float16), (torch.float16,) * 2]
+)
+def test_dot_of_the_tables_rows_is_that_of_a_lookup(
+    samples: int, dim: int, apart: bool, rows: torch.dtype, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit; tables are adjacent or apart, and the samples more or fewer than their rows."""
+    monkeypatch.setattr(triton_helpers, "devices", {"cpu"})
+    actual, expected = dot_of_rows(fused, ONE_HOT, samples, dim, rows, dtype, apart)
+    for one, other in zip(actual, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("gathered", [True, False])
+def test_a_network_reads_rows_where_it_can(gathered: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_helpers, "devices", {"cpu"})
+    monkeypatch.setattr(fused.interaction, "GATHERED", gathered)
+    calls = []
+    look_up = fused.tables.look_up
+    monkeypatch.setattr(fused.tables, "look_up", lambda *arguments: calls.append(1) or look_up(*arguments))
+    for tables, expected in (ONE_HOT, not gathered), (MULTI_HOT, True):
+        torch.manual_seed(0)
+        network = fast.accelerate(DLRM(tables, 3, 8, [8], [8]))
+        ids = torch.cat([torch.zeros(5 * table.hotness, dtype=torch.int32) for table in tables])
+        calls.clear()
+        network(Clicks(torch.zeros(5), torch.ones(5, 3), ids)).sum().backward()
+        assert bool(calls) == expected
+        (part,) = cast(FastEmbeddings, network.embeddings).pending
+        assert part.order is not None and part.ids is ids and part.gradient.any()
+
+
+def test_frozen_tables_get_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_helpers, "devices", {"cpu"})
+    embeddings = FastEmbeddings(ONE_HOT, 8).requires_grad_(False)
+    dense, ids = torch.ones(5, 8, requires_grad=True), torch.zeros(20, dtype=torch.int32)
+    fused.interaction.gathered_features(dense, embeddings, ids).sum().backward()
+    assert dense.grad is not None and not embeddings.pending
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter multiplies with numpy

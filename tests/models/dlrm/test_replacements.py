@@ -18,17 +18,18 @@ class TestReplacements(KernelsContract):
     replacements = fast.REPLACEMENTS
 
     interaction: Interaction = "dot"
+    tables = TABLES
 
     def network(self) -> DLRM:
         torch.manual_seed(0)
         return DLRM(
-            TABLES, num_numerical=5, embedding_dim=16, bottom=[24, 16], top=[32, 16], interaction=self.interaction
+            self.tables, num_numerical=5, embedding_dim=16, bottom=[24, 16], top=[32, 16], interaction=self.interaction
         )
 
     def loss(self, network: nn.Module, dtype: torch.dtype) -> Tensor:
         generator = torch.Generator().manual_seed(1)
         numerical = torch.randn(11, 5, generator=generator)
-        ids = [torch.randint(table.cardinality, (11 * table.hotness,), generator=generator) for table in TABLES]
+        ids = [torch.randint(table.cardinality, (11 * table.hotness,), generator=generator) for table in self.tables]
         labels = torch.randint(2, (11,), generator=generator).float()
         clicks = Clicks(labels, numerical, torch.cat(ids).int())
         logits = cast(DLRM, network)(clicks)
@@ -38,6 +39,12 @@ class TestReplacements(KernelsContract):
         """The tables take theirs themselves."""
         super().take_step(network)
         cast(DLRM, network).embeddings.update(torch.tensor(0.1))
+
+
+class TestOneIdOfEachTable(TestReplacements):
+    """Whose rows the interaction reads itself."""
+
+    tables = [table._replace(hotness=1) for table in TABLES]  # noqa: RUF012
 
 
 class TestCrossLayers(TestReplacements):

@@ -1,19 +1,24 @@
-"""The dot interaction as a differentiable function of the kernels in `interaction_triton`."""
+"""The dot interaction as differentiable functions of the kernels in `interaction_triton`."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int32
 from torch import Tensor
 
-from src.gpu.triton_helpers import can_take, launch, power_of_2, precision
-from src.models.dlrm.embeddings import Embeddings, GradientSlots
+from src.gpu.triton_helpers import can_take, launch, power_of_2, precision, working_dtype
+from src.models.dlrm.embeddings import Embeddings, GradientSlots, Lookup, Pending
 from src.models.dlrm.fast import interaction_triton as kernels
+from src.models.dlrm.fast.embeddings import FastEmbeddings
+from src.models.dlrm.fast.tables import addresses
 from src.models.dlrm.interaction import padded
 from src.models.dlrm.network import Dense, Dot, Features, Sparse
 
 MAX_ELEMENTS = 64 * 256  # of a sample's vectors: as many as the registers of one program hold
 WARPS = 1  # and one sample a program: on an H200 faster than 2 or 4 of either
+GATHERED_WARPS = WARPS  # of a program that reads rows of the tables
+GATHERED = True  # whether the kernels read rows of the tables where they can, or vectors that a lookup wrote
 
 
 def supported(num_tables: int, dim: int) -> bool:
@@ -27,26 +32,84 @@ def sizes(num_tables: int, dim: int) -> tuple[int, int]:
     return max(16, power_of_2(num_tables + 1)), max(16, power_of_2(dim))
 
 
-def constants(sparse: Tensor, features: int) -> dict[str, Any]:
-    _, tables, dim = sparse.shape
-    rows, width = sizes(tables, dim)
-    # Triton's interpreter multiplies bfloat16 incorrectly.
-    upcast = sparse.dtype == torch.bfloat16 and not sparse.is_cuda
-    return {"TABLES": tables, "DIM": dim, "FEATURES": features, "ROWS": rows, "WIDTH": width,
-            "PRECISION": precision(sparse.dtype), "UPCAST": upcast}  # fmt: skip
+class Operands(NamedTuple):
+    """The kernels' first arguments: the dense vectors, and the tables' vectors or their rows."""
+
+    dense: Tensor
+    sparse: Tensor  # if `ids` is a tensor, any of the tables
+    pointers: Tensor | None
+    ids: Tensor | None
+    tables: int
+
+    def launch(self, kernel: Any, *arguments: Any, features: int, **more: Any) -> None:
+        """Runs a kernel, one program for each sample."""
+        samples, dim = self.dense.shape
+        rows, width = sizes(self.tables, dim)
+        dtype, gathered = self.dense.dtype, self.ids is not None
+        launch(
+            kernel, (samples,), *self[:4], *arguments, samples,
+            GATHERED=gathered, TABLES=self.tables, DIM=dim, FEATURES=features, ROWS=rows, WIDTH=width,
+            PRECISION=precision(dtype),
+            # Triton's interpreter multiplies bfloat16 incorrectly.
+            UPCAST=dtype == torch.bfloat16 and not self.dense.is_cuda,
+            num_warps=GATHERED_WARPS if gathered else WARPS, **more,
+        )  # fmt: skip
+
+    def products(self) -> Tensor:
+        """Returns the features."""
+        samples, dim = self.dense.shape
+        out = self.dense.new_empty(samples, padded(dim + self.tables * (self.tables + 1) // 2))
+        self.launch(kernels.dot, out, features=out.shape[1])
+        return out
+
+    def gradients(self, grad: Tensor, overflow: Tensor, slots: GradientSlots | None) -> tuple[Tensor, Tensor]:
+        """Returns the gradients of the dense vectors and of the tables' [samples, tables, dim]; zeros with `slots`."""
+        (samples, dim), grad, grad_dense = self.dense.shape, grad.contiguous(), torch.empty_like(self.dense)
+        if slots is None:
+            # Table-major like the ids: the update kernel then finds a gradient without a division.
+            origin, offsets = self.dense.new_empty(self.tables, samples, dim), None
+            grad_sparse = origin.transpose(0, 1)
+        else:
+            origin, offsets = slots
+            grad_sparse = self.dense.new_zeros(()).expand(samples, self.tables, dim)
+        self.launch(
+            kernels.dot_backward, grad, grad_dense, origin, offsets, overflow, features=grad.shape[1],
+            SPREAD=offsets is not None, LARGEST=torch.finfo(grad.dtype).max,
+        )  # fmt: skip
+        return grad_dense, grad_sparse
 
 
 class FastDot(Dot):
-    """The products as one function, whose backward kernel looks for overflows and writes to the slots, if any."""
+    """The products as one function, whose backward kernel looks for overflows and writes to the slots, if any.
 
-    def forward(self, dense: Dense, sparse: Sparse, embeddings: Embeddings) -> Features:
+    Where one rank holds all tables and a sample has one id of each, the kernels read the rows themselves: no lookup
+    writes the vectors, neither for the forward nor for the backward pass.
+    """
+
+    takes_lookup = True
+
+    def forward(self, dense: Dense, sparse: Sparse | Callable[[], Sparse], embeddings: Embeddings) -> Features:
+        embeddings.kernel_sets_overflow = True
+        if GATHERED and isinstance(sparse, Lookup) and can_gather(dense, embeddings):
+            return gathered_features(dense, embeddings, sparse.ids)  # type: ignore[arg-type]
+        sparse = sparse if isinstance(sparse, Tensor) else sparse()
         _, tables, dim = sparse.shape
         is_supported = dense.dtype == sparse.dtype and supported(tables, dim)
         if not can_take("interaction", sparse, is_supported, tables=tables, dim=dim, dense=dense.dtype):
             embeddings.kernel_sets_overflow = False
             return super().forward(dense, sparse, embeddings)
-        embeddings.kernel_sets_overflow = True
         return dot_features(dense, sparse, embeddings.overflow, embeddings.gradient_slots())
+
+
+def can_gather(dense: Dense, embeddings: Embeddings) -> bool:
+    """Returns whether the kernels can read the tables' rows in the place of vectors from a lookup."""
+    return (
+        isinstance(embeddings, FastEmbeddings)
+        and embeddings.takes_tables()
+        and all(table.hotness == 1 for table in embeddings.tables)
+        and dense.dtype == working_dtype(embeddings.weights[0])
+        and can_take("interaction", dense, supported(len(embeddings.tables), embeddings.dim))
+    )
 
 
 class DotFeatures(torch.autograd.Function):
@@ -55,31 +118,51 @@ class DotFeatures(torch.autograd.Function):
         dense, sparse = dense.contiguous(), sparse.contiguous()
         ctx.save_for_backward(dense, sparse)
         ctx.overflow, ctx.slots = overflow, slots
-        samples, tables, dim = sparse.shape
-        features = padded(dim + tables * (tables + 1) // 2)
-        out = sparse.new_empty(samples, features)
-        launch(kernels.dot, (samples,), dense, sparse, out, **constants(sparse, features), num_warps=WARPS)
-        return out
+        return Operands(dense, sparse, None, None, sparse.shape[1]).products()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         dense, sparse = ctx.saved_tensors
-        grad = grads[0].contiguous()
-        samples, tables, dim = sparse.shape
-        grad_dense = torch.empty_like(dense)
-        if ctx.slots is None:
-            # Table-major like the ids: the update kernel then finds a gradient without a division.
-            origin, offsets = sparse.new_empty(tables, samples, dim), None
-            grad_sparse = origin.transpose(0, 1)
-        else:
-            origin, offsets = ctx.slots
-            grad_sparse = sparse.new_zeros(()).expand(sparse.shape)
-        launch(
-            kernels.dot_backward, (samples,), dense, sparse, grad, grad_dense, origin, offsets, ctx.overflow, samples,
-            SPREAD=offsets is not None, **constants(sparse, grad.shape[1]), LARGEST=torch.finfo(sparse.dtype).max,
-            num_warps=WARPS,
-        )  # fmt: skip
-        return grad_dense, grad_sparse, None, None
+        operands = Operands(dense, sparse, None, None, sparse.shape[1])
+        return *operands.gradients(grads[0], ctx.overflow, ctx.slots), None, None
+
+
+class GatheredFeatures(torch.autograd.Function):
+    """Appends to the tables' pending gradients, as `LookUp` does. The rows must not change before the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, dense: Tensor, embeddings: FastEmbeddings, ids: Tensor, order: Any, *weights: Tensor
+    ) -> Tensor:
+        dense = dense.contiguous()
+        ctx.save_for_backward(dense, ids)
+        ctx.embeddings, ctx.order = embeddings, order
+        return rows_of(dense, embeddings, ids).products()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (dense, ids), embeddings = ctx.saved_tensors, ctx.embeddings
+        grad_dense, grad_sparse = rows_of(dense, embeddings, ids).gradients(grads[0], embeddings.overflow, None)
+        if any(ctx.needs_input_grad[4:]):
+            embeddings.pending.append(Pending(ids, grad_sparse, ctx.order))
+        return grad_dense, *(None,) * (len(ctx.needs_input_grad) - 1)
+
+
+def rows_of(dense: Tensor, embeddings: FastEmbeddings, ids: Tensor) -> Operands:
+    """Returns operands that are rows of the tables."""
+    weights = list(embeddings.weights)
+    return Operands(dense, weights[0], addresses(weights), ids, len(weights))
+
+
+def gathered_features(
+    dense: Float[Tensor, "batch dim"], embeddings: FastEmbeddings, ids: Int32[Tensor, " ids"]
+) -> Float[Tensor, "batch features"]:
+    """Returns `dot_features` of the tables' rows, in the dtype of `dense`.
+
+    Its backward pass leaves the rows' gradients in the tables' module, and sets `overflow` as `dot_features` does.
+    """
+    order = embeddings.row_order(ids, len(dense))
+    return GatheredFeatures.apply(dense, embeddings, ids, order, *embeddings.weights)  # type: ignore[return-value]
 
 
 def dot_features(

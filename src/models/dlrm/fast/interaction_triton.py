@@ -6,11 +6,21 @@ import triton.language as tl
 
 
 @triton.jit
-def _vectors(dense, sparse, sample, row, column, TABLES: tl.constexpr, DIM: tl.constexpr, UPCAST: tl.constexpr):
-    """Returns [ROWS, WIDTH]: the dense vector, the tables' vectors, zeros."""
-    is_column = (column < DIM)[None, :]
-    offset = sample * (TABLES * DIM) + (row[:, None] - 1) * DIM + column[None, :]
-    of_tables = tl.load(sparse + offset, mask=(row[:, None] >= 1) & (row[:, None] <= TABLES) & is_column, other=0.0)
+def _vectors(
+    dense, sparse, pointers, ids, samples, sample, row, column,
+    GATHERED: tl.constexpr, TABLES: tl.constexpr, DIM: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Returns [ROWS, WIDTH]: the dense vector, the tables' vectors, zeros; see `dot`."""
+    is_column, is_table = (column < DIM)[None, :], (row >= 1) & (row <= TABLES)
+    if GATHERED:
+        table = tl.load(pointers + row - 1, mask=is_table, other=0)
+        begin = tl.multiple_of(table.to(tl.pointer_type(sparse.dtype.element_ty)), 16)
+        number = tl.load(ids + (row - 1) * samples.to(tl.int64) + sample, mask=is_table, other=0)
+        begin += number.to(tl.int64) * DIM
+    else:
+        begin = sparse + sample * (TABLES * DIM) + (row - 1) * DIM
+    of_tables = tl.load(begin[:, None] + column[None, :], mask=is_table[:, None] & is_column, other=0.0)
+    of_tables = of_tables.to(dense.dtype.element_ty)
     offset = sample * DIM + column[None, :] + row[:, None] * 0
     of_dense = tl.load(dense + offset, mask=(row[:, None] == 0) & is_column, other=0.0)
     both = tl.where(row[:, None] == 0, of_dense, of_tables)
@@ -19,14 +29,18 @@ def _vectors(dense, sparse, sample, row, column, TABLES: tl.constexpr, DIM: tl.c
 
 @triton.jit
 def dot(
-    dense, sparse, out,
-    TABLES: tl.constexpr, DIM: tl.constexpr, FEATURES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    dense, sparse, pointers, ids, out, samples,
+    GATHERED: tl.constexpr, TABLES: tl.constexpr, DIM: tl.constexpr, FEATURES: tl.constexpr, ROWS: tl.constexpr,
+    WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Writes `out` [samples, FEATURES]: the dense vector, the strictly lower triangle of V V^T row by row, zeros."""
+    """Writes `out` [samples, FEATURES]: the dense vector, the strictly lower triangle of V V^T row by row, zeros.
+
+    The tables' vectors are `sparse` [samples, TABLES, DIM]. If GATHERED, they are the rows `ids` [TABLES, samples] of
+    the tables at addresses `pointers`, and `sparse` is any of the tables, for their dtype.
+    """
     row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     sample = tl.program_id(0).to(tl.int64)
-    v = _vectors(dense, sparse, sample, row, column, TABLES, DIM, UPCAST)
+    v = _vectors(dense, sparse, pointers, ids, samples, sample, row, column, GATHERED, TABLES, DIM, UPCAST)
     products = tl.dot(v, tl.trans(v), input_precision=PRECISION)
     begin = out + sample * FEATURES
     i, j = row[:, None], row[None, :]
@@ -39,9 +53,9 @@ def dot(
 
 @triton.jit
 def dot_backward(
-    dense, sparse, grad, grad_dense, grad_sparse, targets, overflow, samples,
-    SPREAD: tl.constexpr, TABLES: tl.constexpr, DIM: tl.constexpr, FEATURES: tl.constexpr, ROWS: tl.constexpr,
-    WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr, LARGEST: tl.constexpr,
+    dense, sparse, pointers, ids, grad, grad_dense, grad_sparse, targets, overflow, samples,
+    GATHERED: tl.constexpr, SPREAD: tl.constexpr, TABLES: tl.constexpr, DIM: tl.constexpr, FEATURES: tl.constexpr,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
     """Writes `grad_sparse` [TABLES, samples, DIM]; sets `overflow` to 1 if a gradient is not finite in its dtype.
 
@@ -61,7 +75,7 @@ def dot_backward(
         table = begin_of_table + sample * DIM
     else:
         table = ((row - 1) * samples.to(tl.int64) + sample) * DIM
-    v = _vectors(dense, sparse, sample, row, column, TABLES, DIM, UPCAST)
+    v = _vectors(dense, sparse, pointers, ids, samples, sample, row, column, GATHERED, TABLES, DIM, UPCAST)
     direct = tl.load(begin + column[None, :] + row[:, None] * 0, mask=(row[:, None] == 0) & is_column, other=0.0)
     gradient = tl.dot(symmetric, v, direct.to(tl.float32), input_precision=PRECISION)
     is_finite = tl.abs(gradient) <= LARGEST  # false for NaN, too
