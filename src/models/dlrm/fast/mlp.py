@@ -8,13 +8,16 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from src.gpu.partial_sums import sum_partials
 from src.gpu.products import input_gradient
 from src.gpu.triton_helpers import can_take, launch, power_of_2, working_dtype
 from src.models.dlrm.fast import mlp_triton as kernels
 from src.models.dlrm.mlp import MLP
 
 ALIGNED = 8  # elements: rows of products begin at multiples of 16 bytes
-ROWS, BLOCK, WIDTH = 512, 32, 128
+RELU_BACKWARD = {"ROWS": 128, "BLOCK": 16, "WIDTH": 128, "num_warps": 4}
+HEAD = {"BLOCK": 32, "num_warps": 4}
+HEAD_BACKWARD = {"ROWS": 128, "BLOCK": 16, "num_warps": 4}  # 65,536 rows are one program of each slot of an H200
 MAX_LOGIT = 1024  # width of the last hidden layer that one program holds
 
 
@@ -101,13 +104,13 @@ def relu_backward(
 ) -> tuple[Float[Tensor, "batch width"], Float[Tensor, " width"]]:
     """Returns the gradient before the ReLU, and that of the bias."""
     out, (rows, columns) = torch.empty_like(grad), grad.shape
-    programs = -(-rows // ROWS)
+    programs = -(-rows // RELU_BACKWARD["ROWS"])
     partials = grad.new_empty(programs, columns, dtype=torch.float32)
     launch(
-        kernels.relu_backward, (programs, -(-columns // WIDTH)), grad, activation, out, partials, rows,
-        COLUMNS=columns, ROWS=ROWS, BLOCK=BLOCK, WIDTH=WIDTH, num_warps=4,
+        kernels.relu_backward, (programs, -(-columns // RELU_BACKWARD["WIDTH"])), grad, activation, out, partials, rows,
+        COLUMNS=columns, **RELU_BACKWARD,
     )  # fmt: skip
-    return out, partials.sum(0)
+    return out, sum_partials(partials)
 
 
 def head(
@@ -116,8 +119,8 @@ def head(
     """Applies the layer to one logit."""
     out, columns = x.new_empty(len(x), 1, dtype=torch.float32), x.shape[1]
     launch(
-        kernels.logit, (-(-len(x) // BLOCK),), x, weight, bias, out, len(x),
-        COLUMNS=columns, WIDTH=power_of_2(columns), BLOCK=BLOCK, num_warps=4,
+        kernels.logit, (-(-len(x) // HEAD["BLOCK"]),), x, weight, bias, out, len(x),
+        COLUMNS=columns, WIDTH=power_of_2(columns), **HEAD,
     )  # fmt: skip
     return out
 
@@ -126,11 +129,11 @@ def head_backward(
     x: Float[Tensor, "batch width"], weight: Float[Tensor, "1 width"], grad: Float[Tensor, "batch 1"]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns the gradients before the ReLU of `x`, of the logit's weight, of the bias in `x`, of the logit's bias."""
-    out, columns, programs = torch.empty_like(x), x.shape[1], -(-len(x) // ROWS)
-    partials = x.new_zeros(programs, 3, columns, dtype=torch.float32)
+    out, columns, programs = torch.empty_like(x), x.shape[1], -(-len(x) // HEAD_BACKWARD["ROWS"])
+    partials = x.new_empty(programs, 3, columns, dtype=torch.float32)
     launch(
         kernels.logit_backward, (programs,), x, weight, grad.contiguous(), out, partials, len(x),
-        COLUMNS=columns, WIDTH=power_of_2(columns), ROWS=ROWS, BLOCK=BLOCK, num_warps=4,
+        COLUMNS=columns, WIDTH=power_of_2(columns), **HEAD_BACKWARD,
     )  # fmt: skip
-    of_weight, of_bias, of_logit_bias = partials.sum(0)
+    of_weight, of_bias, of_logit_bias = sum_partials(partials)
     return out, of_weight[None], of_bias, of_logit_bias[:1]

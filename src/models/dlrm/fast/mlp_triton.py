@@ -12,7 +12,7 @@ def relu_backward(
 ):  # fmt: skip
     """Writes `out`, `grad` where the activation is positive, and `shares` [programs, COLUMNS], its sums over rows."""
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    total = tl.zeros([WIDTH], tl.float32)
+    total = tl.zeros([BLOCK, WIDTH], tl.float32)  # summed over rows at the end: each sum is a barrier of the warps
     for k in range(0, ROWS, BLOCK):
         row = tl.program_id(0) * ROWS + k + tl.arange(0, BLOCK)
         offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
@@ -20,8 +20,8 @@ def relu_backward(
         gradient = tl.load(grad + offset, mask=mask, other=0.0)
         gradient = tl.where(tl.load(activation + offset, mask=mask, other=0.0) > 0, gradient, 0.0)
         tl.store(out + offset, gradient.to(out.dtype.element_ty), mask=mask)
-        total += tl.sum(gradient.to(tl.float32), 0)
-    tl.store(shares + tl.program_id(0) * COLUMNS + column, total, mask=column < COLUMNS)
+        total += gradient.to(tl.float32)
+    tl.store(shares + tl.program_id(0) * COLUMNS + column, tl.sum(total, 0), mask=column < COLUMNS)
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def logit_backward(
     column = tl.arange(0, WIDTH)
     is_column = column < COLUMNS
     w = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)
-    of_weight, of_bias = tl.zeros([WIDTH], tl.float32), tl.zeros([WIDTH], tl.float32)
+    of_weight, of_bias = tl.zeros([BLOCK, WIDTH], tl.float32), tl.zeros([BLOCK, WIDTH], tl.float32)
     of_logit_bias = tl.zeros([BLOCK], tl.float32)
     for k in range(0, ROWS, BLOCK):
         row = tl.program_id(0) * ROWS + k + tl.arange(0, BLOCK)
@@ -56,10 +56,10 @@ def logit_backward(
         h = tl.load(x + offset, mask=mask, other=0.0).to(tl.float32)
         gradient = tl.where(h > 0, g[:, None] * w[None, :], 0.0).to(out.dtype.element_ty)
         tl.store(out + offset, gradient, mask=mask)
-        of_weight += tl.sum(g[:, None] * h, 0)
-        of_bias += tl.sum(gradient.to(tl.float32), 0)
+        of_weight += g[:, None] * h
+        of_bias += gradient.to(tl.float32)
         of_logit_bias += g
     begin = shares + tl.program_id(0) * 3 * COLUMNS
-    tl.store(begin + column, of_weight, mask=is_column)
-    tl.store(begin + COLUMNS + column, of_bias, mask=is_column)
-    tl.store(begin + 2 * COLUMNS, tl.sum(of_logit_bias, 0))
+    tl.store(begin + column, tl.sum(of_weight, 0), mask=is_column)
+    tl.store(begin + COLUMNS + column, tl.sum(of_bias, 0), mask=is_column)
+    tl.store(begin + 2 * COLUMNS + column, tl.where(column == 0, tl.sum(of_logit_bias, 0), 0.0), mask=is_column)
