@@ -1,13 +1,15 @@
 """Times DLRM's kernels on an NVIDIA GPU: `python -m benchmarks.dlrm_kernels [BATCH ...]`, 65536 if not given.
 
+The word `variants` before BATCH times kernels in half precision with each of the options in VARIANTS instead.
 The published tables (frequency limit 15, 15.6 GiB), with the ids and numericals of src/datamodules/clicks/synthetic.py.
 `backward` is the time of forward and backward together minus forward. A multiply-add counts as 2 floating-point
 operations; GB/s use the fewest bytes that a kernel must move.
 """
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -15,12 +17,27 @@ from torch import Tensor
 from src.batches.clicks import ClickLayout, Clicks
 from src.datamodules.clicks.synthetic import ClickDistribution, tables_of
 from src.measure.replay import device_ms
-from src.models.dlrm.fast import interaction
+from src.models.dlrm.fast import accelerate, interaction
 from src.models.dlrm.fast import mlp as mlps
 from src.models.dlrm.fast import tables as embeddings
+from src.models.dlrm.fast.embeddings import FastEmbeddings
 from src.models.dlrm.network import DLRM
 
 DIM = 128
+WARPS_AND_REGISTERS = [(1, None), (1, 168), (2, None), (2, 128), (4, None)]
+RELU = [(512, 32, 4), (256, 32, 4), (256, 16, 4), (128, 32, 4), (128, 16, 4), (64, 16, 4), (128, 32, 8), (256, 32, 8)]
+HEAD = [(512, 32, 4), (128, 16, 4), (64, 16, 4), (64, 8, 4), (128, 16, 8)]
+ROWS_BLOCK_WARPS = ("ROWS", "BLOCK", "num_warps")
+VARIANTS: list[tuple[str, Any, dict[str, Any]]] = [  # name of rows, options, and their values
+    *(
+        ("dot of rows", options, {"num_warps": warps, "maxnreg": registers})
+        for options in (interaction.GATHERED_DOT, interaction.GATHERED_BACKWARD)
+        for warps, registers in WARPS_AND_REGISTERS
+    ),
+    *(("MLP", mlps.RELU_BACKWARD, dict(zip(ROWS_BLOCK_WARPS, values, strict=True))) for values in RELU),
+    *(("top MLP", mlps.HEAD_BACKWARD, dict(zip(ROWS_BLOCK_WARPS, values, strict=True))) for values in HEAD),
+    *(("MLP", vars(mlps), {"SLICE_BYTES": mebibytes << 20}) for mebibytes in (8, 16, 32, 64)),
+]
 
 
 class Row(NamedTuple):
@@ -39,16 +56,26 @@ def main() -> None:
     layout = ClickLayout.of(tables_of(None, None, None))
     distribution = ClickDistribution(layout, 0)
     with torch.device("cuda"):
-        network = DLRM(layout.tables)
+        network = accelerate(DLRM(layout.tables))
+    variants, batches = "variants" in sys.argv, [int(word) for word in sys.argv[1:] if word != "variants"]
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n")
     print("| kernel | numbers | batch | forward ms | backward ms | TFLOP/s | backward | GB/s | backward |")
     print("|---|---|---:|---:|---:|---:|---:|---:|---:|")
-    for batch in map(int, sys.argv[1:] or ["65536"]):
+    for batch in batches or [65536]:
         sample = distribution.sample(batch, 0, test=False, device=torch.device("cuda"))
         clicks = Clicks(sample.labels.float(), sample.numerical.half(), distribution.table_major(sample.ids))
-        for dtype in (torch.float16, torch.float32):
-            for row in rows(network, clicks, dtype):
+        for dtype in (torch.float16,) if variants else (torch.float16, torch.float32):
+            for row in (rows_of_variants if variants else rows)(network, clicks, dtype):
                 print(f"| {' | '.join(cells(row, dtype, batch))} |", flush=True)
+
+
+def rows_of_variants(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> Iterator[Row]:
+    """Times kernels with each of VARIANTS."""
+    for name, options, values in VARIANTS:
+        with patch.dict(options, values):
+            lines = [dot_of_rows(network, clicks, dtype)] if name == "dot of rows" else mlp_rows(network, clicks, dtype)
+        which = " backward" if options is interaction.GATHERED_BACKWARD else ""
+        yield from (row._replace(name=f"{row.name}{which}: {values}") for row in lines if row.name.endswith(name))
 
 
 def rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row]:
@@ -79,7 +106,28 @@ def rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row]:
     forward, both = timed(lambda d, s: interaction.dot_features(d, s, overflow), [dense, sparse])
     read, features = (vectors + batch * DIM) * size, batch * network.interaction.num_features * size
     measured.append(Row("dot", forward, both - forward, bytes=(read + features, 2 * read + features)))
-    x = clicks.numerical.to(dtype)
+    return [*measured, dot_of_rows(network, clicks, dtype), *mlp_rows(network, clicks, dtype)]
+
+
+def dot_of_rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> Row:
+    """Times the interaction that reads the tables' rows."""
+    batch, embeddings = len(clicks.labels), cast(FastEmbeddings, network.embeddings)
+    dense = torch.randn(batch, DIM, device="cuda", dtype=dtype)
+
+    def features(dense: Tensor) -> Tensor:
+        embeddings.pending.clear()
+        return interaction.GatheredFeatures.apply(dense, embeddings, clicks.ids, None, *embeddings.weights)  # type: ignore[return-value]
+
+    forward, both = timed(features, [dense])
+    rows, vectors = batch * len(network.tables) * DIM * 4, batch * len(network.tables) * DIM * dtype.itemsize
+    narrow = batch * (DIM + network.interaction.num_features) * dtype.itemsize
+    return Row("dot of rows", forward, both - forward,
+               bytes=(rows + narrow, rows + vectors + narrow + batch * DIM * dtype.itemsize))  # fmt: skip
+
+
+def mlp_rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row]:
+    """Times the MLPs."""
+    batch, measured, x = len(clicks.labels), list[Row](), clicks.numerical.to(dtype)
     for name, mlp, inputs in (("bottom MLP", network.bottom, x), ("top MLP", network.top, None)):
         if inputs is None:
             inputs = torch.randn(batch, network.interaction.num_features, device="cuda", dtype=dtype).requires_grad_()
