@@ -29,10 +29,11 @@ def input_gradient(
     grad: Float[Tensor, "rows outputs"],
     weight: Float[Tensor, "outputs inputs"],
     add_to: Float[Tensor, "rows inputs"] | None = None,
+    out: Float[Tensor, "rows inputs"] | None = None,
 ) -> Float[Tensor, "rows inputs"]:
-    """Returns the gradient of a linear layer's input; added in place to `add_to` if given."""
+    """Returns the gradient of a linear layer's input; added in place to `add_to`, or written to `out`, if given."""
     weight = second_factor(weight)
-    return grad @ weight if add_to is None else add_to.addmm_(grad, weight)
+    return torch.mm(grad, weight, out=out) if add_to is None else add_to.addmm_(grad, weight)
 
 
 def second_factor(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:

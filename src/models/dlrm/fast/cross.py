@@ -32,6 +32,12 @@ class FastCrossNet(CrossNet):
 
 
 class CrossLayers(torch.autograd.Function):
+    """With y_l the layers' low-rank products: x_l = x0 * s_l, s_0 = 1, s_l+1 = s_l + y_l.
+
+    So the gradient of y_l is x0 times the sum of those of all x after it, and that of x0 is the sum of s_l times those
+    of the products' inputs x_l and of the output. The latter is computed once, at the end, instead of layer by layer.
+    """
+
     @staticmethod
     def forward(
         ctx: Any, dense: Tensor, sparse: Tensor, overflow: Tensor, slots: GradientSlots | None, *parameters: Tensor
@@ -39,32 +45,33 @@ class CrossLayers(torch.autograd.Function):
         weights = cast_to(parameters, sparse.dtype)
         ctx.overflow, ctx.slots, ctx.shape = overflow, slots, sparse.shape
         x = x0 = cat_features(dense, sparse)
+        ys = x0.new_empty(len(weights) // 3, *x0.shape)
         saved = []
-        for down, up, bias in zip(weights[0::3], weights[1::3], weights[2::3], strict=True):
+        for y, down, up, bias in zip(ys, weights[0::3], weights[1::3], weights[2::3], strict=True):
             hidden = x @ down.t()
-            y = torch.addmm(bias, hidden, up.t())
-            saved += [x, hidden, y, down, up]
+            torch.addmm(bias, hidden, up.t(), out=y)
+            saved += [x, hidden, down, up]
             x, last, total = torch.empty_like(x), x, x.numel()
             launch(kernels.cross, (-(-total // FLAT["BLOCK"]),), x0, y, last, x, total, **FLAT)
-        ctx.save_for_backward(x0, *saved)
+        ctx.save_for_backward(x0, ys, *saved)
         return x
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x0, *saved = ctx.saved_tensors
-        grad, (rows, columns), programs = grads[0].contiguous(), x0.shape, -(-len(x0) // ROWS)
-        given, grad_x0, grad_y = grad, torch.empty_like(x0), torch.empty_like(x0)
+        x0, ys, *saved = ctx.saved_tensors
+        grad_out, (rows, columns), programs = grads[0].contiguous(), x0.shape, -(-len(x0) // ROWS)
+        grad, grad_y, of_inputs = grad_out, torch.empty_like(x0), torch.empty_like(ys)
         gradients: list[Tensor] = []  # of parameters, last one first
-        for begin in range(len(saved) - 5, -1, -5):
-            x, hidden, y, down, up = saved[begin : begin + 5]
+        for layer in range(len(ys) - 1, -1, -1):
+            x, hidden, down, up = saved[4 * layer : 4 * layer + 4]
             shares = x0.new_empty(programs, columns, dtype=torch.float32)
             launch(
-                kernels.cross_backward, (programs, -(-columns // WIDTH)), grad, x0, y, grad_y, grad_x0, shares, rows,
+                kernels.cross_backward, (programs, -(-columns // WIDTH)), grad, x0, grad_y, shares, rows,
                 FIRST=not gradients, COLUMNS=columns, ROWS=ROWS, BLOCK=BLOCK, WIDTH=WIDTH, num_warps=4,
             )  # fmt: skip
             of_hidden = input_gradient(grad_y, up)
             gradients += [shares.sum(0), product(grad_y.t(), hidden), product(of_hidden.t(), x)]
-            grad = input_gradient(of_hidden, down, add_to=grad.clone() if grad is given else grad)
+            grad = input_gradient(of_hidden, down, out=of_inputs[layer])
         samples, tables, dim = ctx.shape
         grad_dense = x0.new_empty(samples, dim)
         if ctx.slots is None:
@@ -75,9 +82,9 @@ class CrossLayers(torch.autograd.Function):
             origin, offsets = ctx.slots
             grad_sparse = x0.new_zeros(()).expand(samples, tables, dim)
         launch(
-            kernels.split, (-(-samples // SAMPLES) * (tables + 1),), grad_x0, grad, grad_dense, origin, offsets,
-            ctx.overflow, samples, SPREAD=offsets is not None, TABLES=tables, DIM=dim, WIDTH=power_of_2(dim),
-            BLOCK=SAMPLES, LARGEST=torch.finfo(x0.dtype).max, num_warps=4,
+            kernels.split, (-(-samples // SAMPLES) * (tables + 1),), grad_out, of_inputs, ys, grad_dense, origin,
+            offsets, ctx.overflow, samples, SPREAD=offsets is not None, LAYERS=len(ys), TABLES=tables, DIM=dim,
+            WIDTH=power_of_2(dim), BLOCK=SAMPLES, LARGEST=torch.finfo(x0.dtype).max, num_warps=4,
         )  # fmt: skip
         return grad_dense, grad_sparse, None, None, *reversed(gradients)
 

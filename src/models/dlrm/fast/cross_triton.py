@@ -17,12 +17,12 @@ def cross(x0, y, x, out, total, BLOCK: tl.constexpr):
 
 @triton.jit
 def cross_backward(
-    grad, x0, y, grad_y, grad_x0, shares, rows,
+    grad, x0, grad_y, shares, rows,
     FIRST: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Writes `grad_y`: grad * x0, and `shares` [programs, COLUMNS], its sums over rows, the gradient of the bias.
+    """Adds grad * x0 to `grad_y`, and writes `shares` [programs, COLUMNS], its sums over rows, the bias's gradient.
 
-    `grad_x0` is grad * y in the FIRST layer that is gone through; later that is added to it.
+    In the FIRST layer that is gone through, `grad_y` is set to that.
     """
     column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     total = tl.zeros([WIDTH], tl.float32)
@@ -30,35 +30,39 @@ def cross_backward(
         row = tl.program_id(0) * ROWS + k + tl.arange(0, BLOCK)
         offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
         mask = (row < rows)[:, None] & (column < COLUMNS)[None, :]
-        g = tl.load(grad + offset, mask=mask, other=0.0).to(tl.float32)
-        of_y = (g * tl.load(x0 + offset, mask=mask, other=0.0)).to(grad_y.dtype.element_ty)
+        of_y = tl.load(grad + offset, mask=mask, other=0.0).to(tl.float32)
+        of_y *= tl.load(x0 + offset, mask=mask, other=0.0)
+        if not FIRST:
+            of_y += tl.load(grad_y + offset, mask=mask, other=0.0)
+        of_y = of_y.to(grad_y.dtype.element_ty)
         tl.store(grad_y + offset, of_y, mask=mask)
         total += tl.sum(of_y.to(tl.float32), 0)
-        of_x0 = g * tl.load(y + offset, mask=mask, other=0.0)
-        if not FIRST:
-            of_x0 += tl.load(grad_x0 + offset, mask=mask, other=0.0)
-        tl.store(grad_x0 + offset, of_x0.to(grad_x0.dtype.element_ty), mask=mask)
     tl.store(shares + tl.program_id(0) * COLUMNS + column, total, mask=column < COLUMNS)
 
 
 @triton.jit
 def split(
-    grad_x0, grad, grad_dense, grad_sparse, targets, overflow, samples,
-    SPREAD: tl.constexpr, TABLES: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    LARGEST: tl.constexpr,
+    grad, of_inputs, ys, grad_dense, grad_sparse, targets, overflow, samples,
+    SPREAD: tl.constexpr, LAYERS: tl.constexpr, TABLES: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """Splits the sum of two gradients [samples, (1 + TABLES) DIM] by vector, and looks for overflows.
+    """Computes the gradient of x0, splits it by vector, and looks for overflows; see `CrossLayers`.
 
-    It writes `grad_dense` [samples, DIM] and `grad_sparse` [TABLES, samples, DIM], and sets `overflow` to 1 if a
-    gradient is not finite in its dtype. If SPREAD, table t's part begins `targets[t]` elements after `grad_sparse`.
+    `grad` [samples, (1 + TABLES) DIM] is that of the output, `of_inputs` [LAYERS, ...] those of the layers' products'
+    inputs. It writes `grad_dense` [samples, DIM] and `grad_sparse` [TABLES, samples, DIM], and sets `overflow` to 1 if
+    a gradient is not finite in its dtype. If SPREAD, table t's part begins `targets[t]` elements after `grad_sparse`.
     """
     vector, block = tl.program_id(0) % (TABLES + 1), tl.program_id(0) // (TABLES + 1)
     sample, column = (block * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)[:, None], tl.arange(0, WIDTH)[None, :]
     mask = (sample < samples) & (column < DIM)
+    size = tl.cast(samples, tl.int64) * ((TABLES + 1) * DIM)
     offset = sample * ((TABLES + 1) * DIM) + vector * DIM + column
-    value = tl.load(grad_x0 + offset, mask=mask, other=0.0).to(tl.float32) + tl.load(
-        grad + offset, mask=mask, other=0.0
-    )
+    value = tl.load(of_inputs + offset, mask=mask, other=0.0).to(tl.float32)
+    scale = tl.full([BLOCK, WIDTH], 1.0, tl.float32)
+    for layer in tl.static_range(LAYERS):
+        scale += tl.load(ys + layer * size + offset, mask=mask, other=0.0)
+        after = of_inputs + (layer + 1) * size if layer + 1 < LAYERS else grad
+        value += scale * tl.load(after + offset, mask=mask, other=0.0)
     is_wrong = (tl.abs(value) > LARGEST) | (value != value)
     if tl.max(tl.max(is_wrong.to(tl.int32), 1), 0) > 0:
         tl.store(overflow, 1.0)
@@ -69,5 +73,5 @@ def split(
         if SPREAD:
             begin = tl.multiple_of(tl.load(targets + vector - 1), 16)
         else:
-            begin = (vector - 1) * samples.to(tl.int64) * DIM
+            begin = (vector - 1) * tl.cast(samples, tl.int64) * DIM
         tl.store(grad_sparse + begin + sample * DIM + column, value, mask=mask)
