@@ -28,6 +28,7 @@ class Embeddings(nn.Module, ABC):
 
     kernel_sets_overflow: whether the interaction's backward kernel checks all gradients of vectors until `update`.
     overflow: that kernel sets it to 1 where a gradient is infinite or NaN.
+    room: vectors before those of each sample, which a fast look-up leaves in memory for the interaction to write.
     """
 
     optimizer: Rule
@@ -37,6 +38,7 @@ class Embeddings(nn.Module, ABC):
         super().__init__()
         self.register_buffer("overflow", torch.zeros(()), persistent=False)
         self.kernel_sets_overflow = False
+        self.room = 0
 
     @abstractmethod
     def forward(self, ids: Int32[Tensor, " ids"], batch: int) -> Float[Tensor, "{batch} tables dim"]:

@@ -27,6 +27,7 @@ class Dot(nn.Module):
     """
 
     takes_lookup = False
+    room = 0  # vectors, see `Embeddings`
 
     def __init__(self, num_tables: int, dim: int) -> None:
         super().__init__()
@@ -40,7 +41,7 @@ class Dot(nn.Module):
 class Cat(nn.Module):
     """The concatenation of all vectors."""
 
-    takes_lookup = False
+    takes_lookup, room = False, 0
 
     def __init__(self, num_tables: int, dim: int) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ class Cat(nn.Module):
 class CrossNet(nn.Module):
     """DCNv2's low-rank cross layers on the concatenated vectors; weights are Xavier normal, biases 0."""
 
-    takes_lookup = False
+    takes_lookup, room = False, 0
 
     def __init__(self, num_tables: int, dim: int, num_layers: int, rank: int) -> None:
         super().__init__()
@@ -116,6 +117,7 @@ class DLRM(nn.Module):
 
     def forward(self, clicks: Clicks) -> Float[Tensor, " batch"]:
         """Returns the logits, in float32 (float64 if the weights are)."""
+        self.embeddings.room = self.interaction.room
         lookup = self.embeddings.start_lookup(clicks.ids, len(clicks.numerical))
         dense = self.bottom(clicks.numerical.to(cast(Tensor, self.bottom.layers[0].weight).dtype))
         features = self.interaction(dense, lookup if self.interaction.takes_lookup else lookup(), self.embeddings)

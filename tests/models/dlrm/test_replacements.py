@@ -2,6 +2,7 @@
 
 from typing import cast
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -49,3 +50,14 @@ class TestOneIdOfEachTable(TestReplacements):
 
 class TestCrossLayers(TestReplacements):
     interaction = "dcnv2"
+
+    def test_vectors_are_looked_up_into_the_features(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing is concatenated, and the results stay the same."""
+        network, without_room = (cast(DLRM, self.accelerated("auto")) for _ in range(2))
+        without_room.interaction.room = 0
+        expected = self.stepped(without_room, torch.float32)
+        monkeypatch.setattr("src.models.dlrm.fast.cross.cat_features", None)
+        with pytest.raises(TypeError, match="NoneType"):
+            self.loss(without_room, torch.float32)
+        for name, value in self.stepped(network, torch.float32).items():
+            assert torch.equal(value, expected[name]), name

@@ -21,14 +21,19 @@ SAMPLES = 16
 class FastCrossNet(CrossNet):
     """The layers as one function, whose last kernel looks for overflows and writes to the slots, if any."""
 
+    room = 1
+
     def forward(self, dense: Dense, sparse: Sparse, embeddings: Embeddings) -> Features:
         embeddings.kernel_sets_overflow = can_take(
             "interaction", sparse, dense.dtype == sparse.dtype, dense=dense.dtype, sparse=sparse.dtype
         )
         if not embeddings.kernel_sets_overflow:
             return super().forward(dense, sparse, embeddings)
+        has_room = embeddings.room == self.room and sparse.stride(0) == self.width
         parameters = [p for down, up in self.layers() for p in (down.weight, up.weight, up.bias)]
-        return cross_net(dense, sparse, embeddings.overflow, embeddings.gradient_slots(), *parameters)
+        return cross_net(
+            dense, sparse, embeddings.overflow, embeddings.gradient_slots(), *parameters, has_room=has_room
+        )
 
 
 class CrossLayers(torch.autograd.Function):
@@ -40,11 +45,17 @@ class CrossLayers(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, dense: Tensor, sparse: Tensor, overflow: Tensor, slots: GradientSlots | None, *parameters: Tensor
+        ctx: Any,
+        dense: Tensor,
+        sparse: Tensor,
+        overflow: Tensor,
+        slots: GradientSlots | None,
+        has_room: bool,
+        *parameters: Tensor,
     ) -> Tensor:
         weights = cast_to(parameters, sparse.dtype)
         ctx.overflow, ctx.slots, ctx.shape = overflow, slots, sparse.shape
-        x = x0 = cat_features(dense, sparse)
+        x = x0 = write_into_room(dense, sparse) if has_room else cat_features(dense, sparse)
         ys = x0.new_empty(len(weights) // 3, *x0.shape)
         saved = []
         for y, down, up, bias in zip(ys, weights[0::3], weights[1::3], weights[2::3], strict=True):
@@ -86,15 +97,30 @@ class CrossLayers(torch.autograd.Function):
             offsets, ctx.overflow, samples, SPREAD=offsets is not None, LAYERS=len(ys), TABLES=tables, DIM=dim,
             WIDTH=power_of_2(dim), BLOCK=SAMPLES, LARGEST=torch.finfo(x0.dtype).max, num_warps=4,
         )  # fmt: skip
-        return grad_dense, grad_sparse, None, None, *reversed(gradients)
+        return grad_dense, grad_sparse, None, None, None, *reversed(gradients)
+
+
+def write_into_room(dense: Dense, sparse: Sparse) -> Features:
+    """Returns `cat_features` as a view of the memory of `sparse`, which has room for `dense`."""
+    samples, tables, dim = sparse.shape
+    width = (tables + 1) * dim
+    features = sparse.as_strided((samples, width), (width, 1), sparse.storage_offset() - dim)
+    features[:, :dim] = dense
+    return features
 
 
 def cross_net(
-    dense: Dense, sparse: Sparse, overflow: Tensor, slots: GradientSlots | None, *parameters: Tensor
+    dense: Dense,
+    sparse: Sparse,
+    overflow: Tensor,
+    slots: GradientSlots | None,
+    *parameters: Tensor,
+    has_room: bool = False,
 ) -> Features:
     """See `CrossNet.forward`; `parameters` are each layer's V^T, U and bias. Both inputs have one dtype.
 
     The backward pass sets `overflow` to 1 if a gradient of the vectors is infinite or NaN and never resets it. With
-    `slots` it writes the gradient of `sparse` there and returns zeros.
+    `slots` it writes the gradient of `sparse` there and returns zeros. If `has_room`, a vector before those of each
+    sample in the memory of `sparse` may be overwritten: the concatenation then copies `dense` only.
     """
-    return cast(Tensor, CrossLayers.apply(dense, sparse, overflow, slots, *parameters))
+    return cast(Tensor, CrossLayers.apply(dense, sparse, overflow, slots, has_room, *parameters))

@@ -36,7 +36,7 @@ class FastEmbeddings(PlainEmbeddings):
     ) -> Float[Tensor, "{batch} tables {self.dim}"]:
         if not self.takes_tables():
             return super().look_up(ids, batch, dtype)
-        return tables.look_up(list(self.weights), self.tables, ids, batch, dtype)
+        return tables.look_up(list(self.weights), self.tables, ids, batch, dtype, self.room)
 
     def apply(
         self, pending: Sequence[Pending], rate: Tensor, found_inf: Tensor | None, loss_scale: Tensor | None

@@ -98,11 +98,12 @@ def look_up(
     ids: Int32[Tensor, " ids"],
     batch: int,
     dtype: torch.dtype,
+    room: int = 0,
 ) -> Float[Tensor, "{batch} tables dim"]:
-    """See `PlainEmbeddings.look_up`."""
-    out = torch.empty(batch, len(tables), weights[0].shape[1], dtype=dtype, device=ids.device)
-    look_up_into([out], range(len(tables)), weights, tables, ids)
-    return out
+    """See `PlainEmbeddings.look_up`; each sample's vectors have `room` others before them in memory, not written."""
+    out = torch.empty(batch, room + len(tables), weights[0].shape[1], dtype=dtype, device=ids.device)
+    look_up_into([out], range(room, out.shape[1]), weights, tables, ids)
+    return out[:, room:] if room else out
 
 
 def look_up_into(
