@@ -1,4 +1,9 @@
-"""Times DLRM's kernels on an NVIDIA GPU: `python -m benchmarks.dlrm_kernels [BATCH ...]`, 65536 if not given.
+"""Times DLRM's kernels on an NVIDIA GPU: `python -m benchmarks.dlrm_kernels [dcnv2|variants] [BATCH ...]`.
+
+Batches are 65536 if not given.
+
+`dcnv2` times those of DLRM-DCNv2 with 214 ids a sample in half precision (104 million rows, 100 GiB with squares), and
+its update with other settings too.
 
 The word `variants` before BATCH times kernels in half precision with each of the options in VARIANTS instead.
 The published tables (frequency limit 15, 15.6 GiB), with the ids and numericals of src/datamodules/clicks/synthetic.py.
@@ -8,6 +13,7 @@ operations; GB/s use the fewest bytes that a kernel must move.
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 from unittest.mock import patch
 
@@ -17,13 +23,16 @@ from torch import Tensor
 from src.batches.clicks import ClickLayout, Clicks
 from src.datamodules.clicks.synthetic import ClickDistribution, tables_of
 from src.measure.replay import device_ms
+from src.models.dlrm.embeddings import PlainEmbeddings
 from src.models.dlrm.fast import accelerate, interaction
 from src.models.dlrm.fast import mlp as mlps
 from src.models.dlrm.fast import tables as embeddings
+from src.models.dlrm.fast.cross import cross_net
 from src.models.dlrm.fast.embeddings import FastEmbeddings
-from src.models.dlrm.network import DLRM
+from src.models.dlrm.network import DLRM, CrossNet
 
 DIM = 128
+WORDS = "variants", "dcnv2"
 WARPS_AND_REGISTERS = [(1, None), (1, 168), (2, None), (2, 128), (4, None)]
 RELU = [(512, 32, 4), (256, 32, 4), (256, 16, 4), (128, 32, 4), (128, 16, 4), (64, 16, 4), (128, 32, 8), (256, 32, 8)]
 HEAD = [(512, 32, 4), (128, 16, 4), (64, 16, 4), (64, 8, 4), (128, 16, 8)]
@@ -38,6 +47,14 @@ VARIANTS: list[tuple[str, Any, dict[str, Any]]] = [  # name of rows, options, an
     *(("top MLP", mlps.HEAD_BACKWARD, dict(zip(ROWS_BLOCK_WARPS, values, strict=True))) for values in HEAD),
     *(("MLP", vars(mlps), {"SLICE_BYTES": mebibytes << 20}) for mebibytes in (8, 16, 32, 64)),
 ]
+CARDINALITIES = (40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10, 2209, 11938,
+                 155, 4, 976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36)  # fmt: skip
+HOTNESS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+MAX_ROWS = 20_000_000
+# Of an update: chunks between a program and what it requests, priorities in L2 of rows and of gradients.
+SETTINGS = [(0, "", ""), (0, "evict_first", ""), (0, "evict_first", "evict_last"), (64, "evict_first", ""),
+            (128, "", ""), (128, "evict_first", ""), (256, "", ""), (256, "evict_first", ""),
+            (256, "evict_first", "evict_last"), (512, "evict_first", ""), (1024, "evict_first", "")]  # fmt: skip
 
 
 class Row(NamedTuple):
@@ -53,19 +70,23 @@ class Row(NamedTuple):
 def main() -> None:
     """Prints one line for each kernel, precision and batch size."""
     torch.set_float32_matmul_precision("high")
-    layout = ClickLayout.of(tables_of(None, None, None))
+    words = sys.argv[1:]
+    is_dcnv2 = "dcnv2" in words
+    sizes = (CARDINALITIES, HOTNESS, MAX_ROWS) if is_dcnv2 else (None, None, None)
+    layout = ClickLayout.of(tables_of(*sizes))
     distribution = ClickDistribution(layout, 0)
     with torch.device("cuda"):
-        network = accelerate(DLRM(layout.tables))
-    variants, batches = "variants" in sys.argv, [int(word) for word in sys.argv[1:] if word != "variants"]
+        of_dcnv2 = {"interaction": "dcnv2", "embeddings": partial(PlainEmbeddings, optimizer="adagrad")}
+        network = DLRM(layout.tables, **of_dcnv2) if is_dcnv2 else accelerate(DLRM(layout.tables))  # type: ignore[arg-type]
+    rows_of = rows_of_dcnv2 if is_dcnv2 else rows_of_variants if "variants" in words else rows
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n")
     print("| kernel | numbers | batch | forward ms | backward ms | TFLOP/s | backward | GB/s | backward |")
     print("|---|---|---:|---:|---:|---:|---:|---:|---:|")
-    for batch in batches or [65536]:
+    for batch in [int(word) for word in words if word not in WORDS] or [65536]:
         sample = distribution.sample(batch, 0, test=False, device=torch.device("cuda"))
         clicks = Clicks(sample.labels.float(), sample.numerical.half(), distribution.table_major(sample.ids))
-        for dtype in (torch.float16,) if variants else (torch.float16, torch.float32):
-            for row in (rows_of_variants if variants else rows)(network, clicks, dtype):
+        for dtype in (torch.float16, torch.float32) if rows_of is rows else (torch.float16,):
+            for row in rows_of(network, clicks, dtype):
                 print(f"| {' | '.join(cells(row, dtype, batch))} |", flush=True)
 
 
@@ -135,6 +156,36 @@ def mlp_rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row]:
         unwanted = 0 if inputs.requires_grad else mlp.widths[0] * mlp.widths[1] * batch
         forward, both = timed(lambda x, *p, mlp=mlp: mlps.mlp(x, mlp.logit, *p), [inputs, *parameters(mlp)])
         measured.append(Row(name, forward, both - forward, flops=(2 * macs, 4 * macs - 2 * unwanted)))
+    return measured
+
+
+def rows_of_dcnv2(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row]:
+    """Times the kernels of a training step besides the MLPs, and its update with all SETTINGS."""
+    batch, tables, size = len(clicks.labels), network.tables, dtype.itemsize
+    own = cast(PlainEmbeddings, network.embeddings)
+    weights, squares = list(own.weights), list(own.accumulators.buffers())
+    order = embeddings.row_order(tables, clicks.ids, batch)
+    distinct = len(order.keys.unique())
+    gradient = torch.randn(len(tables), batch, DIM, device="cuda", dtype=dtype)
+    zero, one = torch.zeros((), device="cuda"), torch.ones((), device="cuda")
+    rule = embeddings.Rule(zero, zero, one, squares, 1e-8)
+    vectors = len(tables) * batch * DIM
+    measured = [
+        Row("look up", device_ms(lambda: embeddings.look_up(weights, tables, clicks.ids, batch, dtype, 1)), None,
+            bytes=(len(clicks.ids) * DIM * 4 + vectors * size, 0)),
+        Row("order ids", device_ms(lambda: embeddings.row_order(tables, clicks.ids, batch)), None),
+    ]  # fmt: skip
+    for embeddings.AHEAD, embeddings.OF_ROWS, embeddings.OF_VALUES in SETTINGS:
+        ms = device_ms(lambda: embeddings.apply(weights, tables, order, gradient.transpose(0, 1), rule), 4)
+        name = f"update {distinct} rows, {embeddings.AHEAD} {embeddings.OF_ROWS} {embeddings.OF_VALUES}"
+        measured.append(Row(name, ms, None, bytes=(len(clicks.ids) * DIM * size + 16 * DIM * distinct, 0)))
+    layers = cast(CrossNet, network.interaction).layers()
+    matrices = [p for down, up in layers for p in (down.weight, up.weight, up.bias)]
+    features = torch.randn(batch, 1 + len(tables), DIM, device="cuda", dtype=dtype)
+    inputs = [features[:, 0].clone().requires_grad_(), features[:, 1:].requires_grad_(), *matrices]
+    forward, both = timed(lambda d, s, *p: cross_net(d, s, zero, None, *p, has_room=True), inputs)
+    macs = sum(2 * down.weight.numel() for down, _ in layers) * batch
+    measured.append(Row("cross layers", forward, both - forward, flops=(2 * macs, 4 * macs)))
     return measured
 
 

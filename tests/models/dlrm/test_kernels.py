@@ -13,7 +13,16 @@ from src.models.dlrm.fast.cross import FastCrossNet  # noqa: F401  # imports its
 from src.models.dlrm.fast.embeddings import FastEmbeddings
 from src.models.dlrm.fast.interaction import FastDot  # noqa: F401
 from src.models.dlrm.fast.mlp import FastMLP  # noqa: F401
-from tests.support.dlrm_kernels import cross_layers, dot, dot_of_rows, layers, narrow_look_up, update_of_parts, updated
+from tests.support.dlrm_kernels import (
+    cross_layers,
+    dot,
+    dot_of_rows,
+    layers,
+    narrow_look_up,
+    some_ids,
+    update_of_parts,
+    updated,
+)
 from tests.support.kernel_differences import random
 
 fused: Any = fast
@@ -237,3 +246,40 @@ def test_kernels_do_not_support_sizes_beyond_their_limits() -> None:
     assert not fused.tables.supported(1024)
     assert not fused.mlp.supported((13, 10), False)
     assert not fused.mlp.supported((13, 2048, 1), True)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+@pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
+def test_rows_of_a_later_chunk_are_requested(
+    tables: list[EmbeddingTable], ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row and its squares in lines of 128 bytes, with the gradients if the chunk is another program's."""
+    requested: set[int] = set()
+
+    def record(pointers: Any, mask: Any) -> None:
+        requested.update(pointers.handle.data[mask.handle.data.astype(bool)].tolist())
+
+    def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        if constants.get("FIRST"):
+            constants |= {"LINES": 2, "AHEAD": ahead}
+        kernel[grid](*arguments, **constants)
+
+    monkeypatch.setattr(fused.tables.kernels, "_prefetch", record)
+    monkeypatch.setattr(fused.tables, "launch", launch)
+    batch, dim, kind = 75, 48, tuple(tables)
+    weights, squares = (list(torch.ones(sum(t.cardinality for t in tables), dim).split([t.cardinality for t in tables]))
+                        for _ in range(2))  # fmt: skip
+    order = fused.tables.row_order(kind, torch.cat([some_ids(table, batch) for table in tables]), batch)
+    gradient = torch.ones(len(tables), batch, dim).half()
+    rate, skip, scale = torch.tensor([0.1, 0.0, 1.0])
+    fused.tables.apply(weights, kind, order, gradient.transpose(0, 1), fused.tables.Rule(rate, skip, scale, squares, 0))
+
+    expected: set[int] = set()
+    places = [(t, sample) for t, table in enumerate(tables) for sample in range(batch) for _ in range(table.hotness)]
+    for row, position in zip(*(part[ahead * 64 :].tolist() for part in order[:2]), strict=True):
+        for rows in (weights, squares):
+            expected |= {rows[0].data_ptr() + row * dim * 4 + line for line in (0, 128)}
+        if ahead:
+            t, sample = places[position]
+            expected.add(gradient.data_ptr() + (t * batch + sample) * dim * 2)
+    assert requested == expected
