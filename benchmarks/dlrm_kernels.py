@@ -170,11 +170,11 @@ def rows_of_dcnv2(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row
     zero, one = torch.zeros((), device="cuda"), torch.ones((), device="cuda")
     rule = embeddings.Rule(zero, zero, one, squares, 1e-8)
     vectors = len(tables) * batch * DIM
-    measured = [
-        Row("look up", device_ms(lambda: embeddings.look_up(weights, tables, clicks.ids, batch, dtype, 1)), None,
-            bytes=(len(clicks.ids) * DIM * 4 + vectors * size, 0)),
-        Row("order ids", device_ms(lambda: embeddings.row_order(tables, clicks.ids, batch)), None),
-    ]  # fmt: skip
+    measured = [Row("order ids", device_ms(lambda: embeddings.row_order(tables, clicks.ids, batch)), None)]
+    for embeddings.LOOK_UP["BY_TABLE"] in (False, True):
+        ms = device_ms(lambda: embeddings.look_up(weights, tables, clicks.ids, batch, dtype, 1))
+        name = f"look up{' by table' * embeddings.LOOK_UP['BY_TABLE']}"
+        measured.append(Row(name, ms, None, bytes=(len(clicks.ids) * DIM * 4 + vectors * size, 0)))
     for embeddings.AHEAD, embeddings.OF_ROWS, embeddings.OF_VALUES in SETTINGS:
         ms = device_ms(lambda: embeddings.apply(weights, tables, order, gradient.transpose(0, 1), rule), 4)
         name = f"update {distinct} rows, {embeddings.AHEAD} {embeddings.OF_ROWS} {embeddings.OF_VALUES}"

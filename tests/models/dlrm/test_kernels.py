@@ -212,6 +212,15 @@ def test_rows_of_narrow_tables_are_summed_in_float32(
     assert narrow_look_up(fused, tables, 70, 8, dtype) <= (0 if tables == ONE_HOT else tolerance)
 
 
+@pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
+def test_look_up_by_table_returns_the_same(tables: list[EmbeddingTable], monkeypatch: pytest.MonkeyPatch) -> None:
+    results = []
+    for by_table in (False, True):
+        monkeypatch.setitem(fused.tables.LOOK_UP, "BY_TABLE", by_table)
+        results.append(narrow_look_up(fused, tables, 70, 8, torch.float32))
+    assert results[0] == results[1] < 1e-6
+
+
 @pytest.mark.slow
 def test_a_row_that_all_samples_use_is_updated_in_several_rounds() -> None:
     """2,100 equal ids are 132 chunks; their partial sums are 17 chunks, then 3, then one."""

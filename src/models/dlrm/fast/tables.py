@@ -16,7 +16,7 @@ from src.gpu.triton_helpers import launch, power_of_2
 from src.models.dlrm.fast import tables_triton as kernels
 
 MAX_DIM = 512
-LOOK_UP = {"BLOCK": 16, "num_warps": 4}
+LOOK_UP = {"BLOCK": 16, "BY_TABLE": False, "num_warps": 4}
 CHUNK, HALF_CHUNK, WARPS = 16, 64, 4  # ids of a program; the second one of gradients in half precision
 REGISTERS = 128  # of a thread with gradients in half precision, so that four programs fit a multiprocessor
 AHEAD = 256  # chunks of half precision between the one that a program updates and that which it requests into L2

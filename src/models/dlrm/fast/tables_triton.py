@@ -17,17 +17,22 @@ RUNS = tl.constexpr(16)  # summed at a time: the fewest rows of a product on ten
 def look_up(
     pointers, typed, slots, hotness, columns, ids, outs, out, batch, tables,
     PARTS: tl.constexpr, TABLES: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    ONE_HOT: tl.constexpr,
+    ONE_HOT: tl.constexpr, BY_TABLE: tl.constexpr,
 ):  # fmt: skip
     """Writes each sample's sum of a table's rows as vector `columns[table]` of `out` [batch, TABLES, DIM].
 
     `pointers` are the tables' addresses; `typed` is any of them, for their dtype. Sums are in float32.
     The samples come in PARTS of `batch`. If there are several, part p goes to the tensor at address `outs[p]`.
-    Neighbouring programs write different parts, so that the writes to other GPUs are spread evenly.
+    Neighbouring programs write different parts, so that the writes to other GPUs are spread evenly. With BY_TABLE all
+    programs of a table follow each other, so that its frequent rows stay in the L1 caches.
     """
     # One axis for all: the second axis of a grid ends at 65,535.
     part, rest = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS
-    table, block = rest % tables, rest // tables
+    if BY_TABLE:
+        blocks = tl.cdiv(batch, BLOCK)
+        table, block = rest // blocks, rest % blocks
+    else:
+        table, block = rest % tables, rest // tables
     weight = tl.multiple_of(tl.load(pointers + table).to(tl.pointer_type(typed.dtype.element_ty)), 16)
     if PARTS > 1:
         out = tl.multiple_of(tl.load(outs + part).to(tl.pointer_type(out.dtype.element_ty)), 16)
