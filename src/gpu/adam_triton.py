@@ -60,12 +60,10 @@ def update(
     square = tl.load(squares, mask=mask, other=0.0, eviction_policy="evict_first")
     if scale is not None:
         gradient *= 1 / tl.load(scale).to(tl.float32)
-    gradient += penalty * parameter
-    parameter -= tl.load(factors + 2 * ROWS + row) * parameter
-    average = beta1 * average + rest1 * gradient
-    square = beta2 * square + rest2 * gradient * gradient
-    # Division and root of 2 units in the last place: exact ones branch for each element.
-    parameter -= tl.load(factors + row) * average / (tl.sqrt(square) * tl.load(factors + ROWS + row) + eps)
+    size, root, decay = tl.load(factors + row), tl.load(factors + ROWS + row), tl.load(factors + 2 * ROWS + row)
+    parameter, average, square = adam_step(
+        parameter, average, square, gradient, beta1, rest1, beta2, rest2, penalty, eps, size, root, decay
+    )
     tl.store(parameters, parameter, mask=mask)
     tl.store(averages, average, mask=mask, eviction_policy="evict_first")
     tl.store(squares, square, mask=mask, eviction_policy="evict_first")
@@ -73,6 +71,20 @@ def update(
         address = tl.load(column + 7 * ROWS)
         places = tl.multiple_of(address.to(tl.pointer_type(copies.dtype.element_ty)), 16) + offset
         tl.store(places, parameter.to(copies.dtype.element_ty), mask=mask & (address != 0))
+
+
+@triton.jit
+def adam_step(
+    parameter, average, square, gradient, beta1, rest1, beta2, rest2, penalty, eps, size, root, decay
+):  # fmt: skip
+    """Returns a parameter and its averages after a step; `size`, `root` and `decay` are its factors."""
+    gradient += penalty * parameter
+    parameter -= decay * parameter
+    average = beta1 * average + rest1 * gradient
+    square = beta2 * square + rest2 * gradient * gradient
+    # Division and root of 2 units in the last place: exact ones branch for each element.
+    parameter -= size * average / (tl.sqrt(square) * root + eps)
+    return parameter, average, square
 
 
 @triton.jit

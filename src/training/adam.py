@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.optimizer import Optimizer
 
-from src.gpu import triton_helpers, weight_copies
+from src.gpu import deferred_rows, triton_helpers, weight_copies
 from src.gpu.triton_helpers import launch, package, power_of_2
 
 NAME = "adam"  # in execution.kernels
@@ -69,9 +69,9 @@ class Steps:
             has_complex = optimizer._init_group(group, *states)
             parts: dict[bool | None, list[int]] = {True: [], False: [], None: []}  # of rows: large, small, torch's
             rows: list[Row] = list(zip(*states[:4], states[5], strict=True))  # without amsgrad's state
-            is_plain = not group["fused"] or any(group[name] for name in PLAIN)
+            is_torchs_group = not has_kernels(group)
             for i, row in enumerate(rows):
-                is_torchs = is_plain or row[0].device.type not in triton_helpers.devices or not can_take(row)
+                is_torchs = is_torchs_group or row[0].device.type not in triton_helpers.devices or not can_take(row)
                 parts[None if is_torchs else row[0].numel() >= LARGE].append(i)
             for is_large in (True, False):
                 part = [rows[i] for i in parts[is_large]]
@@ -88,6 +88,9 @@ class Steps:
                      **{name: group[name] for name in names})  # fmt: skip
                 weights = [rows[i][0] for i in parts[None] if rows[i][0].data_ptr() in copies]
                 weight_copies.copy(weights, [copies[weight.data_ptr()] for weight in weights])
+        for rows_behind in deferred_rows.given():
+            advance(rows_behind.table, rows_behind.factors, None, rows_behind.group, 1)
+            rows_behind.take_step()
         return loss
 
     def table(self, key: Any, rows: Sequence[Row], copies: Copies) -> Tensor | None:
@@ -114,6 +117,11 @@ class Steps:
             self.spares[key] = torch.empty(values.shape, dtype=torch.int64, pin_memory=True)
         # Not one memory for all steps: the copy of an earlier step may not have begun.
         return torch.empty(values.shape, dtype=torch.int64, pin_memory=True).copy_(values)
+
+
+def has_kernels(group: dict[str, Any]) -> bool:
+    """Returns whether the kernels have a parameter group's settings."""
+    return group["fused"] and not any(group[name] for name in PLAIN)
 
 
 def can_take(row: Row) -> bool:
@@ -151,18 +159,29 @@ def update(
 
     table = host.to(rows[0][0].device, non_blocking=True)
     factors = torch.empty(3, table.shape[1], device=table.device)
-    beta1, beta2 = map(float, group["betas"])
-    # Not whole numbers, which Triton would compile other kernels for.
-    decay, eps, is_decoupled = float(group["weight_decay"]), float(group["eps"]), group["decoupled_weight_decay"]
-    lr, rate = (group["lr"], 0.0) if isinstance(group["lr"], Tensor) else (None, float(group["lr"]))
-    logs = [math.log(beta) if beta else -math.inf for beta in (beta1, beta2)]
-    options = {"ROWS": table.shape[1], "num_warps": WARPS}
     like = next((copies[row[0].data_ptr()] for row in rows if row[0].data_ptr() in copies), None)
-    launch(adam_triton.advance, (1,), table, factors, found_inf, lr, rate, *logs,
-           decay if is_decoupled else 0.0, len(rows), **options)  # fmt: skip
+    advance(table, factors, found_inf, group, len(rows))
     launch(adam_triton.update, (sum(blocks(row[0]) for row in rows),), table, factors, found_inf, scale,
-           like, beta1, 1 - beta1, beta2, 1 - beta2, 0.0 if is_decoupled else decay, eps,
-           **options, BLOCK=BLOCK)  # fmt: skip
+           like, *settings(group), ROWS=table.shape[1], BLOCK=BLOCK, num_warps=WARPS)  # fmt: skip
+
+
+def advance(table: Tensor, factors: Tensor, found_inf: Tensor | None, group: dict[str, Any], count: int) -> None:
+    """Launches the kernel that counts a step of `count` parameters of a group and writes its factors."""
+    from src.gpu import adam_triton
+
+    # Not whole numbers, which Triton would compile other kernels for.
+    decay = float(group["weight_decay"]) if group["decoupled_weight_decay"] else 0.0
+    lr, rate = (group["lr"], 0.0) if isinstance(group["lr"], Tensor) else (None, float(group["lr"]))
+    logs = [math.log(beta) if beta else -math.inf for beta in map(float, group["betas"])]
+    launch(adam_triton.advance, (1,), table, factors, found_inf, lr, rate, *logs, decay, count,
+           ROWS=table.shape[1], num_warps=WARPS)  # fmt: skip
+
+
+def settings(group: dict[str, Any]) -> deferred_rows.Settings:
+    """Returns both betas, each with 1 - beta, what a weight adds to its gradient, and eps."""
+    beta1, beta2 = map(float, group["betas"])
+    penalty = 0.0 if group["decoupled_weight_decay"] else float(group["weight_decay"])
+    return beta1, 1 - beta1, beta2, 1 - beta2, penalty, float(group["eps"])
 
 
 def blocks(parameter: Tensor) -> int:

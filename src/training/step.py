@@ -14,6 +14,7 @@ from src.batches.step import StepBatches
 from src.config.schema import Execution
 from src.gpu import precompile
 from src.gpu.cuda_graphs import Graphed
+from src.gpu.deferred_rows import DeferredRows
 from src.gpu.waiting import Waiting
 from src.gpu.weight_copies import WeightCopies
 from src.parallel.gradient_averaging import GradientAverage, bucket_dtype
@@ -54,9 +55,11 @@ class TrainStep:
 
     With `graph`, a shape of batch runs eagerly for `warmup_steps` steps; then the whole step, optimiser, loss scaling
     and the exchange with other ranks included, is captured once and replayed. The mathematics is the same either way.
+
+    With `defers`, steps of embedding rows may be deferred: see `Task.defers_rows`.
     """
 
-    def __init__(self, task: StepTask, graph: bool, warmup_steps: int) -> None:
+    def __init__(self, task: StepTask, graph: bool, warmup_steps: int, defers: bool = False) -> None:
         self.task = task
         self.optimizer = task.optimizers()
         self.scaler = getattr(task.trainer.precision_plugin, "scaler", None)
@@ -69,6 +72,7 @@ class TrainStep:
         self.run = Graphed(self._step, graph, warmup_steps)
         # Other optimisers would not write the copies when a graph replays them.
         self.copies = WeightCopies() if self.optimizer.optimizer in adam.with_kernels else None  # type: ignore[union-attr]
+        self.deferred = DeferredRows(self.optimizer.optimizer, adam.settings) if defers else None  # type: ignore[union-attr]
         self.started = False
 
     def __call__(self, step: StepBatches) -> dict[str, Tensor]:
@@ -78,7 +82,8 @@ class TrainStep:
             self.started = True
         if self.copies is not None:
             self.copies.refresh()
-        with self.copies.active() if self.copies is not None else nullcontext():
+        deferred = self.deferred.step() if self.deferred is not None else nullcontext()
+        with self.copies.active() if self.copies is not None else nullcontext(), deferred:
             outputs = self.run(step.weights, *step.batches)
         self._count_optimizer_step()
         return outputs
@@ -86,6 +91,8 @@ class TrainStep:
     def close(self) -> None:
         """Gives the graphs back, which the group of ranks cannot end before."""
         self.run.captures.clear()
+        if self.deferred is not None:
+            self.deferred.close()
         if self.average is not None:
             self.average.close()
 

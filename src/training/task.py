@@ -23,6 +23,7 @@ from src.batches.step import StepBatches
 from src.config.schema import Execution, TrainConfig
 from src.config.trained import RUN, training_choices
 from src.errors import UserError
+from src.gpu import deferred_rows
 from src.gpu.cuda_graphs import Graphed
 from src.gpu.replace import Kernels, Replacements, replace_submodules
 from src.gpu.waiting import Waiting
@@ -40,6 +41,7 @@ from src.training.state import check_optimizer
 from src.training.step import TrainStep
 
 T = TypeVar("T")
+OURS = "src.", "pytorch_lightning.callbacks.timer"  # modules of callbacks that share no memory with the weights
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class Task(pl.LightningModule):
         self.execution = Execution()
         self.kernels: Kernels = "off"  # the names of `accelerate`
         self.clip_norm: float | None = None
+        self.steps_are_plain = False  # whether each is of one batch, and its weights are not averaged
         self.batch_size = 1.0  # samples of a batch of one rank, mean over this run: cost() spreads its traffic over it
         self.updates = 1.0  # optimiser steps a batch, likewise
         self.activation_bytes = 4  # of a number that passes between products, for cost()
@@ -145,6 +148,7 @@ class Task(pl.LightningModule):
     def configure(self, config: TrainConfig, clock: Clock) -> None:
         """Takes what a training's config says of its steps, kernels and files, and what checkpoints keep of it."""
         self.clock, self.execution, self.clip_norm = clock, config.execution, config.fit.clip_norm
+        self.steps_are_plain = config.hp.accumulate == 1 and config.fit.ema_decay is None
         self.accelerate(config.execution.kernels)
         self.model_config, self.run_config = deepcopy(config.model), training_choices(config)
         self.output_dir, self.activation_bytes = Path(config.output_dir), config.precision.activation_bytes
@@ -238,6 +242,25 @@ class Task(pl.LightningModule):
             adam.use_kernels(optimizer)
         return optimizer
 
+    def defers_rows(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Returns whether embedding rows that a step does not read may take that step later: see `deferred_rows`.
+
+        Not where anything else needs an embedding's dense gradient: other ranks and batches, loss scaling, clipping.
+        Nor where something may hold tensors that share the weights' memory: their average, or a user's callback.
+        """
+        name = deferred_rows.NAME
+        return (
+            name in self.replacements
+            and (self.kernels == "auto" or name in self.kernels)
+            and self.steps_are_plain
+            and self.clip_norm is None
+            and optimizer in adam.with_kernels
+            and all(map(adam.has_kernels, optimizer.param_groups))
+            and self.trainer.world_size == 1
+            and getattr(self.trainer.precision_plugin, "scaler", None) is None
+            and all(type(callback).__module__.startswith(OURS) for callback in self.trainer.callbacks)  # type: ignore[attr-defined]
+        )
+
     def in_evaluation(self, function: Callable[..., T], possible: bool = True) -> Graphed[T]:
         """Returns a function of an evaluation's batch, in CUDA graphs if these are wanted and `possible`.
 
@@ -298,7 +321,10 @@ class Task(pl.LightningModule):
         self.losses, self.diverged = torch.zeros((), device=self.device), None
         self.waiting = Waiting(self.device)
         self.clock.waited_s = self.waiting.seconds
-        self._step = TrainStep(self, graph, self.execution.graph_warmup_steps)
+        self._step = TrainStep(self, graph, self.execution.graph_warmup_steps, self.defers_rows(optimizer))
+
+    def on_train_end(self) -> None:
+        deferred_rows.settle()  # before Lightning moves the optimiser's state
 
     def teardown(self, stage: str) -> None:
         if self._step is not None:

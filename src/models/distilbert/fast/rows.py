@@ -202,12 +202,17 @@ def sum_by_id(
     """Writes and returns `out`: the sum of each id's rows, deterministic; 0 for `padding`."""
     columns, (in_order, order) = out.shape[1], sorted_ids(ids)
     out.zero_()  # at full bandwidth: most ids of a vocabulary have no rows
-    shape = SUM_BY_ID if len(ids) <= MOST_COMPARED else SUM_MANY_BY_ID
+    shape = sum_shape(len(ids))
     launch(
         kernels.sum_by_id, (len(ids), -(-columns // shape["WIDTH"])),
         grad, in_order, order, out, len(ids), padding, COLUMNS=columns, **shape,
     )  # fmt: skip
     return out
+
+
+def sum_shape(count: int) -> dict[str, int]:
+    """Returns the tile of a sum of so many rows by id."""
+    return SUM_BY_ID if count <= MOST_COMPARED else SUM_MANY_BY_ID
 
 
 def sorted_ids(ids: Int[Tensor, " tokens"]) -> tuple[Int[Tensor, " tokens"], Int64[Tensor, " tokens"]]:

@@ -9,6 +9,7 @@ load the next block of rows while one is computed.
 import triton
 import triton.language as tl
 
+from src.gpu.deferred_rows_triton import id_at, sum_of_id
 from src.models.distilbert.fast.dropout_triton import column_numbers, is_kept, keys_of, row_numbers
 
 
@@ -214,21 +215,11 @@ def sum_by_id(
     Rows are order[...]; `in_order` are their `count` ids. The program of an id's first row adds them all.
     """
     first, column = tl.program_id(0), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    number = tl.load(in_order + first)
-    before = tl.load(in_order + first - 1, mask=first > 0, other=-1)
-    is_column, is_first = column < COLUMNS, (number != before) & (number != padding)
-    total = tl.zeros([BLOCK, WIDTH], tl.float32)
-    offset = first + tl.arange(0, BLOCK)
-    rows = tl.where(is_first, BLOCK, 0)  # of this id in the last block
-    while rows == BLOCK:
-        is_row = tl.load(in_order + offset, mask=offset < count, other=-1) == number
-        row = tl.load(order + offset, mask=offset < count, other=0)
-        mask = is_row[:, None] & is_column[None, :]
-        total += tl.load(grad + row[:, None] * COLUMNS + column[None, :], mask=mask, other=0.0)
-        rows = tl.sum(is_row.to(tl.int32), 0)
-        offset += BLOCK
+    number, is_first = id_at(in_order, first)
+    is_wanted = is_first & (number != padding)
+    total = sum_of_id(grad, in_order, order, number, first, column, count, is_wanted, COLUMNS, WIDTH, BLOCK)
     pointers = out + number.to(tl.int64) * COLUMNS + column
-    tl.store(pointers, tl.sum(total, 0).to(out.dtype.element_ty), mask=is_column & is_first)
+    tl.store(pointers, total.to(out.dtype.element_ty), mask=(column < COLUMNS) & is_wanted)
 
 
 @triton.jit

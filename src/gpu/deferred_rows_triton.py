@@ -1,0 +1,110 @@
+# type: ignore  (the type checker reads Triton as Python)
+"""Adam's steps of an embedding's rows: those that a row has missed, and the step of rows with a gradient.
+
+All arrays of rows are float32 [rows, COLUMNS]. `last` [rows] int32 is the step that a row is at, `step` the number of
+steps taken. Step n's factors, as `adam_triton` computes them, are row n % RING of `history` [RING, 3].
+"""
+
+import triton
+import triton.language as tl
+
+from src.gpu.adam_triton import adam_step
+
+
+@triton.jit
+def id_at(in_order, place):
+    """Returns the id at a place of the sorted ids, and whether it is the first of its kind."""
+    number = tl.load(in_order + place)
+    return number, number != tl.load(in_order + place - 1, mask=place > 0, other=-1)
+
+
+@triton.jit
+def sum_of_id(
+    grad, in_order, order, number, first, column, count, is_wanted,
+    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Returns the sum of the rows of `grad` that have the id `number`, zeros unless `is_wanted`.
+
+    Rows are order[...]; `in_order` are their `count` ids, of which the one at `first` is the first that is `number`.
+    """
+    total = tl.zeros([BLOCK, WIDTH], tl.float32)
+    offset = first + tl.arange(0, BLOCK)
+    rows = tl.where(is_wanted, BLOCK, 0)  # of this id in the last block
+    while rows == BLOCK:
+        is_row = tl.load(in_order + offset, mask=offset < count, other=-1) == number
+        row = tl.load(order + offset, mask=offset < count, other=0)
+        mask = is_row[:, None] & (column < COLUMNS)[None, :]
+        total += tl.load(grad + row[:, None] * COLUMNS + column[None, :], mask=mask, other=0.0)
+        rows = tl.sum(is_row.to(tl.int32), 0)
+        offset += BLOCK
+    return tl.sum(total, 0)
+
+
+@triton.jit
+def catch_up(
+    in_order, parameters, averages, squares, last, step, history, beta1, rest1, beta2, rest2, penalty, eps,
+    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, RING: tl.constexpr,
+):  # fmt: skip
+    """Takes the steps that a row has missed, without a gradient: of the sorted ids `in_order`, of all if it is None."""
+    place = tl.program_id(0)
+    row = place.to(tl.int64)
+    now = tl.load(step).to(tl.int32)
+    if in_order is not None:
+        number, is_first = id_at(in_order, place)
+        row = number.to(tl.int64)
+        begin = tl.where(is_first, tl.load(last + row), now)
+    else:
+        begin = tl.load(last + row)
+    tl.debug_barrier()  # a warp that is done must not write `last` before another has read it
+    if begin < now:
+        for start in tl.static_range(0, COLUMNS, WIDTH):
+            column = start + tl.arange(0, WIDTH)
+            offset, mask = row * COLUMNS + column, column < COLUMNS
+            parameter = tl.load(parameters + offset, mask=mask, other=0.0)
+            average = tl.load(averages + offset, mask=mask, other=0.0)
+            square = tl.load(squares + offset, mask=mask, other=0.0)
+            for number in range(begin + 1, now + 1):
+                factors = history + number % RING * 3
+                parameter, average, square = adam_step(
+                    parameter, average, square, 0.0, beta1, rest1, beta2, rest2, penalty, eps,
+                    tl.load(factors), tl.load(factors + 1), tl.load(factors + 2),
+                )  # fmt: skip
+            tl.store(parameters + offset, parameter, mask=mask)
+            tl.store(averages + offset, average, mask=mask)
+            tl.store(squares + offset, square, mask=mask)
+        tl.store(last + row, now)
+
+
+@triton.jit
+def update_rows(
+    grad, in_order, order, count, padding, parameters, averages, squares, last, step, history, factors,
+    beta1, rest1, beta2, rest2, penalty, eps,
+    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, RING: tl.constexpr,
+):  # fmt: skip
+    """Takes the step of an id's row by its sum of rows of `grad`, except of `padding`.
+
+    Keeps `factors` [3] in `history`. The rows must have taken all steps before this one.
+    """
+    first, column = tl.program_id(0), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    now = tl.load(step).to(tl.int32)
+    size, root, decay = tl.load(factors), tl.load(factors + 1), tl.load(factors + 2)
+    if first + tl.program_id(1) == 0:
+        place = history + now % RING * 3
+        tl.store(place, size)
+        tl.store(place + 1, root)
+        tl.store(place + 2, decay)
+    number, is_first = id_at(in_order, first)
+    is_wanted = is_first & (number != padding)
+    gradient = sum_of_id(grad, in_order, order, number, first, column, count, is_wanted, COLUMNS, WIDTH, BLOCK)
+    row, mask = number.to(tl.int64), (column < COLUMNS) & is_wanted
+    offset = row * COLUMNS + column
+    parameter = tl.load(parameters + offset, mask=mask, other=0.0)
+    average = tl.load(averages + offset, mask=mask, other=0.0)
+    square = tl.load(squares + offset, mask=mask, other=0.0)
+    parameter, average, square = adam_step(
+        parameter, average, square, gradient, beta1, rest1, beta2, rest2, penalty, eps, size, root, decay
+    )
+    tl.store(parameters + offset, parameter, mask=mask)
+    tl.store(averages + offset, average, mask=mask)
+    tl.store(squares + offset, square, mask=mask)
+    tl.store(last + row, now, mask=is_wanted)
