@@ -53,10 +53,13 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 class EmbeddingTask(MeanTask):
     """Its loss is of the embedded tokens, read `reads` times."""
 
-    def __init__(self, kind: Any = torch.optim.AdamW, reads: int = 1, **options: Any) -> None:
+    def __init__(
+        self, kind: Any = torch.optim.AdamW, reads: int = 1, sizes: Sizes = SIZES, device: str = "cpu", **options: Any
+    ) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.network, self.reads = FastEmbeddings(SIZES, dropout=0.0), reads
+        self.device, self.losses = torch.device(device), self.losses.to(device)
+        self.network, self.reads = FastEmbeddings(sizes, dropout=0.0).to(device), reads
         self.words = self.network.word_embeddings.weight
         groups = [{"params": [self.words]}, {"params": list(self.network.parameters())[1:], "weight_decay": 0.0}]
         inner = kind(groups, **{"lr": 0.1, "weight_decay": 0.1, "fused": True, **options})
@@ -71,7 +74,7 @@ class EmbeddingTask(MeanTask):
         return list(self.network.parameters())
 
     def loss(self, batch: PackedTokens) -> dict[str, Tensor]:
-        weights = torch.arange(1.0, SIZES.dim + 1).cos()
+        weights = torch.arange(1.0, self.words.shape[1] + 1, device=self.device).cos()
         return {"loss": sum((self.network(batch).sin() @ weights).sum() for _ in range(self.reads))}  # type: ignore[dict-item]
 
     def arrays(self) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -15,6 +15,8 @@ from src.datamodules.base import DataModule
 from src.datamodules.text.loader import Padding
 from src.datamodules.text.texts import LABEL_NAMES, TextDataModule
 from src.errors import UserError
+from src.gpu import deferred_rows
+from src.gpu.replace import Replacements
 from src.measure.roofline import Cost
 from src.models.distilbert import fast
 from src.models.distilbert.cost import cost
@@ -46,7 +48,7 @@ class DistilBertTask(TextClassificationTask):
     Raises UserError for weights that are not there or of other sizes.
     """
 
-    replacements = fast.REPLACEMENTS
+    replacements: ClassVar[Replacements] = {**fast.REPLACEMENTS, deferred_rows.NAME: {}}
     expected_data = "DistilBERT needs sentences; give datamodule=sentences, sst2 or token_synthetic"
 
     def __init__(

@@ -2,17 +2,14 @@
 
 - `embedding`: word and position vectors, layer norm and dropout as one differentiable function.
 - `layer`: a whole transformer layer as one differentiable function.
-- `deferred_rows`, with `embedding` and Adam's kernels: steps of word vectors that a batch lacks, taken when next read.
 """
 
-from src.gpu import deferred_rows
 from src.gpu.replace import Kernels, Replacements, replace_submodules
 from src.models.distilbert.network import Block, DistilBert, Embeddings
 
 REPLACEMENTS: Replacements = {
     "embedding": {Embeddings: f"{__name__}.embedding:FastEmbeddings"},
     "layer": {Block: f"{__name__}.layer:FastBlock"},
-    deferred_rows.NAME: {},
 }
 
 
