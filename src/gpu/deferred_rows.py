@@ -131,6 +131,8 @@ class DeferredRows:
             self._begin()
         if self.steps == RING:
             self.settle()
+        for rows in self.rows.values():
+            rows.gradient = None  # of a step that failed
         self.steps += bool(self.rows)
         before, _active = _active, self
         try:

@@ -37,16 +37,21 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Yields a list that fills with a number for each deferred step."""
-    taken, take_step = list[int](), deferred_rows.Rows.take_step
+def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Yields a list that fills with each deferred step, and each time that all rows catch up."""
+    noted, take_step, catch_up = list[str](), deferred_rows.Rows.take_step, deferred_rows.Rows.catch_up
 
-    def counted(rows: deferred_rows.Rows) -> None:
-        taken.append(len(taken))
+    def stepped(rows: deferred_rows.Rows) -> None:
+        noted.append("step")
         take_step(rows)
 
-    monkeypatch.setattr(deferred_rows.Rows, "take_step", counted)
-    yield taken
+    def caught_up(rows: deferred_rows.Rows, in_order: Tensor | None = None) -> None:
+        noted.extend(["all"] if in_order is None else [])
+        catch_up(rows, in_order)
+
+    monkeypatch.setattr(deferred_rows.Rows, "take_step", stepped)
+    monkeypatch.setattr(deferred_rows.Rows, "catch_up", caught_up)
+    yield noted
 
 
 def fitted(home: Path, *overrides: str) -> Job:
@@ -63,18 +68,19 @@ def result(home: Path, job: Job) -> tuple[list[Tensor], dict[str, float]]:
     return [*saved["state_dict"].values(), *states, *state_of(job.task.network).values()], job.task.metrics
 
 
-def test_runs_are_those_of_steps_taken_at_once(tmp_path: Path, steps: list[int]) -> None:
+def test_runs_are_those_of_steps_taken_at_once(tmp_path: Path, events: list[str]) -> None:
     """Evaluations and checkpoints included, whole or resumed after two epochs."""
     results = []
     for number, kernels in enumerate(KERNELS):
         home = tmp_path / str(number)
         results.append(result(home, fitted(home, kernels)))
-    assert len(steps) == 11
+    first, others = ["step"] * 2 + ["all"], ["step"] * 3 + ["all"]
+    assert events == first + 3 * others  # nothing reads the weights but an evaluation every 3 steps
     half, rest = tmp_path / "half", tmp_path / "rest"
     last = half / "run" / "checkpoints" / "last.ckpt"
     fitted(half, KERNELS[0], "fit.max_epochs=2")
     results.append(result(rest, fitted(rest, KERNELS[0], f"ckpt_path={last}", "accept_changes=true")))
-    assert len(steps) == 11 + 7 + 3
+    assert events.count("step") == 11 + 7 + 3
     for ours in (results[0], results[2]):
         torch.testing.assert_close(ours[0], results[1][0], rtol=1e-5, atol=1e-7)
         assert ours[1] == pytest.approx(results[1][1], rel=1e-5)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from src.gpu import deferred_rows
 from src.models.distilbert import Sizes, fast
 from src.models.distilbert.fast.embedding import FastEmbeddings  # noqa: F401  # imports the kernels
 from src.models.distilbert.fast.layer import Layer  # noqa: F401  # these too
@@ -137,3 +138,19 @@ def test_training_with_kernels_agrees_with_plain_torch(tmp_path: Path, padding: 
     plain = run(tmp_path / "plain", padding, *overrides, head, "execution.kernels=off", "execution.graph=off").losses
     assert kernels == pytest.approx(plain, rel=1e-4)
     assert kernels[-1] < kernels[0]
+
+
+@pytest.mark.parametrize("padding", ["packed", "max_length"])
+@pytest.mark.parametrize("precision_name", ["tf32", "bf16"])
+def test_deferred_rows_change_no_run(
+    tmp_path: Path, precision_name: str, padding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows catch up for evaluations every 4 steps, and once in between."""
+    monkeypatch.setattr(deferred_rows, "RING", 3)
+    runs = [
+        run(tmp_path / kernels[-4:], padding, f"precision={precision_name}", f"execution.kernels=[{kernels}]")
+        for kernels in ("embedding,layer,adam,deferred_rows", "embedding,layer,adam")
+    ]
+    assert runs[0].losses == pytest.approx(runs[1].losses, rel=1e-4)
+    name = "distilbert.embeddings.word_embeddings.weight"
+    torch.testing.assert_close(runs[0].after[name], runs[1].after[name], rtol=1e-3, atol=1e-4)

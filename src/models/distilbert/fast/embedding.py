@@ -40,6 +40,7 @@ class Embed(torch.autograd.Function):
         if behind is not None:
             ctx.in_order = rows.sorted_ids(words.ids)
             behind.catch_up(ctx.in_order[0])
+            parameters = behind.weights, *parameters[1:]  # the same memory
         out, statistics = rows.embed(words, *parameters, eps, drop, dtype)  # type: ignore[arg-type]
         ctx.save_for_backward(statistics, *parameters[:-1])
         ctx.words, ctx.drop, ctx.padding, ctx.behind = words, drop, padding, behind
