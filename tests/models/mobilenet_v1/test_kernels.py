@@ -202,7 +202,9 @@ def test_the_list_has_all_kernels_of_the_published_case(precision: str, dtype: t
     with torch.device("meta"):
         images = torch.empty(64, 3, 224, 224, dtype=dtype)
         launches = launches_of(images, MobileNetV1().layers(), dtype)
-    launched = Counter(by_constants(f"{launch.module}:{launch.kernel}", dict(launch.constants)) for launch in launches)
+    # Sums of other numbers of partial sums are not other kernels.
+    unlike = {launch._replace(arguments=()) if launch.kernel == "sum_partials" else launch for launch in launches}
+    launched = Counter(by_constants(f"{launch.module}:{launch.kernel}", dict(launch.constants)) for launch in unlike)
     listed = Counter[Any]()
     for entry in json.loads((Path(fast.__file__).parent / LIST).read_text()):
         if precision in entry["precisions"] and "images_triton" not in entry["kernel"]:

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from src.gpu.partial_sums import sum_partials
 from src.gpu.triton_helpers import launch, precision, reads_registers
 from src.models.mobilenet_v1.fast import pointwise_triton as kernels
 from src.models.mobilenet_v1.fast.norm import Partials
@@ -100,7 +101,7 @@ def backward_weight(
         kernels.backward_weight, (programs * blocks,), g, out, slopes, z, norm, partials, rows, tiles,
         CAP=cap, **constants(z, inputs, outputs, tile),
     )  # fmt: skip
-    return partials.sum(0) if programs > 1 else partials[0]
+    return sum_partials(partials) if programs > 1 else partials[0]
 
 
 def gradients(
@@ -143,4 +144,4 @@ def backward_both(
         kernels.backward_both, (programs,), g, out, slopes, weight, z, norm, g_in, values, shares, rows, tiles,
         CAP=cap, **constants(z, inputs, outputs, tile),
     )  # fmt: skip
-    return g_in, Partials(values, rows), shares.sum(0)
+    return g_in, Partials(values, rows), sum_partials(shares)

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from src.gpu.partial_sums import sum_partials
 from src.gpu.triton_helpers import launch, precision
 from src.models.mobilenet_v1.fast import stem_triton as kernels
 from src.models.mobilenet_v1.fast.norm import Partials
@@ -57,4 +58,4 @@ def backward_weight(
     launch(
         kernels.backward_weight, grid, g, out, slopes, images, partials, out.numel() // len(weight), **constants
     )  # fmt: skip
-    return partials.sum(0)
+    return sum_partials(partials)
