@@ -177,9 +177,10 @@ PIECES = {
     "dlrm": Piece(),
     "dlrm without CUDA graph": Piece(("execution.graph=off",)),
     "dlrm without kernels": Piece(("execution.kernels=off",)),
-    "dlrm without tables": Piece(("execution.kernels=[interaction,mlp]",)),
-    "dlrm without interaction": Piece(("execution.kernels=[tables,mlp]",)),
-    "dlrm without mlp": Piece(("execution.kernels=[tables,interaction]",)),
+    "dlrm without tables": Piece(("execution.kernels=[interaction,mlp,sgd]",)),
+    "dlrm without interaction": Piece(("execution.kernels=[tables,mlp,sgd]",)),
+    "dlrm without mlp": Piece(("execution.kernels=[tables,interaction,sgd]",)),
+    "dlrm without sgd": Piece(("execution.kernels=[tables,interaction,mlp]",)),
     "dlrm without side stream": Piece(replaced={f"{DLRM}.fast.tables.side_stream": in_order}),
     "distilbert": Piece(),
     "distilbert without CUDA graph": Piece(("execution.graph=off",)),
@@ -223,6 +224,7 @@ PIECES = {
         ("precision=fp32", "fit.max_steps=60"), {f"{DISTILBERT}.fast.attention.is_dense": never}
     ),
     "mobilenet": Piece(),
+    "mobilenet without sgd": Piece(("execution.kernels=[body]",)),
     "mobilenet without CUDA graph": Piece(("execution.graph=off",)),
     "mobilenet without kernels": Piece(("execution.kernels=off",)),
     "mobilenet without stem": Piece(

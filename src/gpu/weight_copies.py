@@ -1,8 +1,8 @@
 """Copies of weights in the dtype of products that last from one training step to the next.
 
 A forward pass that casts its weights reads them all once more. An optimiser whose kernels write the copies next to the
-weights spares that (`src.training.adam`). Only passes within `WeightCopies.active` are given kept copies: others, such
-as evaluations, cast.
+weights spares that (`src.training.tables`). Only passes within `WeightCopies.active` are given kept copies: others,
+such as evaluations, cast.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -82,11 +82,30 @@ def cast(weights: Sequence[Tensor], dtype: torch.dtype, make: Callable[[], tuple
     return (_active or WeightCopies()).value_of(weights, dtype, make)
 
 
+def cast_each(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Returns weights in `dtype`: kept copies, or cast in one launch; weights of that dtype as they are."""
+    if all(weight.dtype == dtype for weight in weights):
+        return list(weights)
+
+    def make() -> tuple[list[Tensor], list[Tensor]]:
+        copies = [torch.empty_like(weight, dtype=dtype) for weight in weights]
+        return copies, copies
+
+    return list(cast(weights, dtype, make))
+
+
 def kept() -> dict[int, Tensor]:
     """Returns the copies that a step must write with its weights, by the weight's address; of one dtype."""
     entries = _active._entries.values() if _active is not None else []
     pairs = [pair for entry in entries for pair in zip(entry.weights, entry.targets, strict=True)]
     return {weight.data_ptr(): target for weight, target in pairs}
+
+
+def renew(weights: Sequence[Tensor]) -> None:
+    """Writes the kept copies of weights that a step has updated without kernels."""
+    copies = kept()
+    copied = [weight for weight in weights if weight.data_ptr() in copies]
+    copy(copied, [copies[weight.data_ptr()] for weight in copied])
 
 
 def copy(weights: Sequence[Tensor], targets: Sequence[Tensor]) -> None:

@@ -6,6 +6,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from src.gpu import triton_helpers, weight_copies
+from src.gpu.triton_helpers import launch, package
+from src.training.sgd import BLOCK, WARPS, arguments
+from src.training.tables import Copies, Row, Tables, blocks, can_take, with_kernels
+
+NAME = "adagrad"  # in execution.kernels
+
+
+def use_kernels(optimizer: Optimizer) -> None:
+    """Has an Adagrad of this module take its steps by kernels where these can; nothing for other optimisers."""
+    if isinstance(optimizer, Adagrad) and package("src.gpu.sgd_triton"):
+        optimizer.tables = Tables()
+        with_kernels.add(optimizer)
 
 
 class Adagrad(torch.optim.Adagrad):
@@ -18,6 +33,8 @@ class Adagrad(torch.optim.Adagrad):
         capturable: keep the number of steps on the parameters' device.
         others: see torch.optim.Adagrad.
     """
+
+    tables: Tables | None = None  # with them kernels take the steps, on a GPU
 
     def __init__(
         self,
@@ -41,16 +58,39 @@ class Adagrad(torch.optim.Adagrad):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if parameters:
-                self._update(group, parameters, scale, found_inf)
+        copies = weight_copies.kept()
+        for number, group in enumerate(self.param_groups):
+            rows: list[Row] = [
+                (parameter, parameter.grad, self.state[parameter]["sum"], self.state[parameter]["step"])
+                for parameter in group["params"]
+                if parameter.grad is not None
+            ]
+            taken = [row for row in rows if self._can_take(row, group["lr"])]
+            host = self.tables.of(number, taken, BLOCK, copies) if self.tables is not None and taken else None
+            if host is not None:
+                update(host, taken, group, scale, found_inf, copies)
+            rest = rows if host is None else [row for row in rows if not self._can_take(row, group["lr"])]
+            if rest:
+                self._update(group, rest, scale, found_inf)
+                weight_copies.renew([row[0] for row in rest if row[0] is not None])
 
-    def _update(
-        self, group: dict[str, Any], parameters: list[Tensor], scale: Tensor | None, found_inf: Tensor | None
-    ) -> None:
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        squares, steps = ([self.state[parameter][name] for parameter in parameters] for name in ("sum", "step"))
+    def _can_take(self, row: Row, lr: float | Tensor) -> bool:
+        """Returns whether the kernels can update a parameter."""
+        *tensors, step = row
+        parameter = tensors[0]
+        return (
+            self.tables is not None
+            and parameter is not None
+            and step is not None
+            and parameter.device.type in triton_helpers.devices
+            and parameter.device == step.device
+            and step.dtype == torch.float32
+            and (not isinstance(lr, Tensor) or lr.device == parameter.device)
+            and can_take(tensors)
+        )
+
+    def _update(self, group: dict[str, Any], rows: list[Row], scale: Tensor | None, found_inf: Tensor | None) -> None:
+        parameters, gradients, squares, steps = (list(column) for column in zip(*rows, strict=True))
         if scale is not None:
             gradients = torch._foreach_div(gradients, scale)
         if group["weight_decay"]:
@@ -66,3 +106,16 @@ class Adagrad(torch.optim.Adagrad):
         roots = torch._foreach_sqrt(squares)
         torch._foreach_add_(roots, group["eps"])
         torch._foreach_addcdiv_(parameters, torch._foreach_mul(gradients, -rate), roots)
+
+
+def update(
+    host: Tensor, rows: list[Row], group: dict[str, Any], scale: Tensor | None, found_inf: Tensor | None, copies: Copies
+) -> None:
+    """Launches the kernels. `scale` divides gradients; a `found_inf` that is not 0 skips the step."""
+    from src.gpu import sgd_triton
+
+    table, lr, rate, like = arguments(host, rows, group, copies)
+    settings = (float(group[name]) for name in ("lr_decay", "weight_decay", "eps"))
+    launch(sgd_triton.update_adagrad, (blocks(rows, BLOCK),), table, found_inf, scale, like, lr, rate, *settings,
+           ROWS=table.shape[1], BLOCK=BLOCK, num_warps=WARPS)  # fmt: skip
+    launch(sgd_triton.count_steps, (1,), table, found_inf, len(rows), ROWS=table.shape[1], num_warps=WARPS)

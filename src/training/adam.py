@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -18,8 +17,10 @@ from torch.optim.optimizer import Optimizer
 
 from src.gpu import deferred_rows, triton_helpers, weight_copies
 from src.gpu.triton_helpers import launch, package, power_of_2
+from src.training.tables import with_kernels
 
 NAME = "adam"  # in execution.kernels
+KINDS = torch.optim.Adam, torch.optim.AdamW
 LARGE = 2**16  # elements: a program searches its parameter among those of its launch, of which few are large
 BLOCK, WARPS = 1024, 4
 NEVER = 2**62  # a block that there is not
@@ -28,12 +29,10 @@ PLAIN = "amsgrad", "maximize", "differentiable", "foreach"  # settings that the 
 Row = tuple[Tensor, ...]  # a parameter, its gradient, exp_avg, exp_avg_sq and step
 Copies = Mapping[int, Tensor]  # of parameters in the products' dtype, by the parameter's address
 
-with_kernels: WeakSet[Optimizer] = WeakSet()  # their steps write `weight_copies.kept()`
-
 
 def use_kernels(optimizer: Optimizer) -> None:
     """Has an Adam or AdamW take its steps by kernels where these can; nothing for other optimisers."""
-    if type(optimizer) in (torch.optim.Adam, torch.optim.AdamW) and package("src.gpu.adam_triton"):
+    if type(optimizer) in KINDS and package("src.gpu.adam_triton"):
         steps = Steps()
 
         def step(optimizer: torch.optim.Adam, closure: Any = None) -> Any:

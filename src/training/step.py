@@ -18,7 +18,9 @@ from src.gpu.deferred_rows import DeferredRows
 from src.gpu.waiting import Waiting
 from src.gpu.weight_copies import WeightCopies
 from src.parallel.gradient_averaging import GradientAverage, bucket_dtype
-from src.training import adam
+from src.training import adam, overflow
+from src.training.overflow import Overflow
+from src.training.tables import with_kernels
 
 # Versions of torch whose GradScaler has the private fields that are used below; with others only its public methods are
 # called, and gradients are unscaled, clipped and checked in passes of their own.
@@ -71,8 +73,9 @@ class TrainStep:
             self.average = GradientAverage(self.parameters, task.waiting, dtype)
         self.run = Graphed(self._step, graph, warmup_steps)
         # Other optimisers would not write the copies when a graph replays them.
-        self.copies = WeightCopies() if self.optimizer.optimizer in adam.with_kernels else None  # type: ignore[union-attr]
+        self.copies = WeightCopies() if self.optimizer.optimizer in with_kernels else None  # type: ignore[union-attr]
         self.deferred = DeferredRows(self.optimizer.optimizer, adam.settings) if defers else None  # type: ignore[union-attr]
+        self.overflow = Overflow()
         self.started = False
 
     def __call__(self, step: StepBatches) -> dict[str, Tensor]:
@@ -114,6 +117,8 @@ class TrainStep:
                     norms += torch._foreach_norm(gradients)  # pyright: ignore[reportPrivateImportUsage]
             if divides:
                 outputs["grad_norm"] = self._set_divisor(optimizer, norms)
+            elif self.scaler is not None and self._can_leave_scaled(optimizer):
+                self._leave_scaled(optimizer)
             elif self.scaler is not None:
                 found_inf = None if TRIED else self._spread_overflow()
                 self.scaler.unscale_(optimizer)
@@ -166,11 +171,29 @@ class TrainStep:
         scale = torch.ones_like(norm)
         if self.scaler is not None:
             scale = self.scaler.scale(self.one)
-            state = self.scaler._per_optimizer_states[id(optimizer)]
-            state.update(stage=OptState.UNSCALED, found_inf_per_device={norm.device: (~norm.isfinite()).float()})
+            self._set_found_inf(optimizer, (~norm.isfinite()).float())
             norm = norm / scale
         optimizer.grad_scale = scale / (clip_norm / (norm + 1e-6)).clamp(max=1)
         return norm
+
+    def _can_leave_scaled(self, optimizer: Any) -> bool:
+        """Returns whether the optimiser's kernels divide gradients that the search for overflows takes."""
+        return TRIED and optimizer in with_kernels and overflow.supported(self._all_gradients())
+
+    def _leave_scaled(self, optimizer: Any) -> None:
+        """Tells an optimiser what to divide gradients by, and GradScaler whether one overflowed."""
+        assert self.scaler is not None
+        optimizer.grad_scale = self.scaler.scale(self.one)
+        self._set_found_inf(optimizer, self.overflow(self._all_gradients()))
+
+    def _set_found_inf(self, optimizer: Any, found_inf: Tensor) -> None:
+        """Tells GradScaler what its own pass over all gradients would have found."""
+        assert self.scaler is not None
+        state = self.scaler._per_optimizer_states[id(optimizer)]
+        state.update(stage=OptState.UNSCALED, found_inf_per_device={found_inf.device: found_inf})
+
+    def _all_gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
     def _found_inf(self, optimizer: Any) -> Tensor:
         """Returns a scalar that is not 0 if a gradient overflowed, also one outside the optimiser."""
@@ -181,8 +204,7 @@ class TrainStep:
 
     def _spread_overflow(self) -> Tensor:
         """Returns what `_found_inf` does; makes a gradient infinite, for the scaler, where the task overflowed."""
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        rest = self.task.overflowed()
+        gradients, rest = self._all_gradients(), self.task.overflowed()
         if rest is not None:
             gradients[0].masked_fill_(rest != 0, torch.inf)
         return (~get_total_norm(gradients).isfinite()).float()

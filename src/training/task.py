@@ -39,6 +39,8 @@ from src.training.predictor import Inference, Predictor
 from src.training.schedule import Schedule, ScheduledRate
 from src.training.state import check_optimizer
 from src.training.step import TrainStep
+from src.training.tables import with_kernels
+from src.training.update_kernels import REPLACEMENTS, use_kernels
 
 T = TypeVar("T")
 OURS = "src.", "pytorch_lightning.callbacks.timer"  # modules of callbacks that share no memory with the weights
@@ -156,7 +158,7 @@ class Task(pl.LightningModule):
     def accelerate(self, kernels: Kernels) -> None:
         """Puts the network's fast modules of these names in the place of plain ones. Raises UserError for others."""
         self.kernels = kernels
-        replace_submodules(self.network, {**self.replacements, adam.NAME: {}}, kernels)  # that is no module's
+        replace_submodules(self.network, {**self.replacements, **REPLACEMENTS}, kernels)
 
     def take_network(self, network: nn.Module) -> None:
         """Puts another network in the place of this one, with the fast modules that `accelerate` named."""
@@ -238,8 +240,8 @@ class Task(pl.LightningModule):
         optimizer = self.make_optimizer(groups, **flags)
         if flags and isinstance(optimizer, torch.optim.SGD):
             begin_momentum(optimizer)
-        if flags and (self.kernels == "auto" or adam.NAME in self.kernels):
-            adam.use_kernels(optimizer)
+        if flags:
+            use_kernels(optimizer, self.kernels)
         return optimizer
 
     def defers_rows(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -254,7 +256,8 @@ class Task(pl.LightningModule):
             and (self.kernels == "auto" or name in self.kernels)
             and self.steps_are_plain
             and self.clip_norm is None
-            and optimizer in adam.with_kernels
+            and type(optimizer) in adam.KINDS
+            and optimizer in with_kernels
             and all(map(adam.has_kernels, optimizer.param_groups))
             and self.trainer.world_size == 1
             and getattr(self.trainer.precision_plugin, "scaler", None) is None

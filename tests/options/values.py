@@ -19,7 +19,8 @@ from src.config.ranges import Range
 from src.config.reference import _field_comments
 from src.config.settings import CONF
 from src.config.values import parameters_of, target_of
-from src.training import adam, schedule
+from src.training import schedule
+from src.training.update_kernels import RULES
 
 # Where neither type nor comment gives a value that turns an option on: numbers whose size depends on what they are of.
 SAMPLES = {
@@ -233,7 +234,8 @@ def group_options(group: str) -> list[str]:
 def kernels_of(config: DictConfig) -> list[str]:
     """Returns the names of the model's fast modules, and that of its optimiser's kernels if there are any."""
     names = list(target_of("model.task", config.model.task._target_).replacements)
-    return [*names, *([adam.NAME] if "Adam" in config.model.task.optimizer._target_ else [])]
+    optimizer = config.model.task.optimizer._target_.rpartition(".")[2].lower()
+    return [*names, *(name for name in RULES if optimizer in (name, f"{name}w"))]
 
 
 def schedules() -> list[str]:

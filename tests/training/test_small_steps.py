@@ -12,7 +12,7 @@ from src.batches.step import StepBatches
 from src.config.schema import Execution
 from src.gpu import triton_helpers, weight_copies
 from src.gpu.waiting import Waiting
-from src.training import adam
+from src.training import adam, sgd
 from src.training.step import TrainStep
 
 CPU = torch.device("cpu")
@@ -77,6 +77,47 @@ def test_only_a_gradient_above_the_norm_is_clipped(fused: bool, scale: float | N
         scaler = None if scale is None else torch.amp.GradScaler("cpu", scale)
         step = MeanTask(clip_norm=0.5, fused=fused, scaler=scaler).steps(torch.tensor([gradient]))
         assert step == pytest.approx(min(gradient, 0.5), rel=1e-4)
+
+
+class ScaledTask(MeanTask):
+    """Its weights are some that kernels take and one that they do not; other parameters may overflow too."""
+
+    def __init__(self, with_kernels: bool) -> None:
+        super().__init__(scaler=torch.amp.GradScaler("cpu", 2.0**12))
+        self.weights = [nn.Parameter(torch.ones(size)) for size in (8, 3)]
+        self.optimizer.optimizer = torch.optim.SGD(self.weights, lr=0.5, fused=True)
+        if with_kernels:
+            sgd.use_kernels(self.optimizer.optimizer)
+        self.rest = torch.zeros(())
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        return self.weights
+
+    def loss(self, batch: Tensor) -> dict[str, Tensor]:
+        sums = [weight.square().sum() for weight in self.weights]
+        return {"loss": batch[0] * sums[0] + batch[1] * sums[1]}
+
+    def overflowed(self) -> Tensor | None:
+        return self.rest
+
+
+def test_kernels_divide_gradients_that_are_left_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GradScaler goes through no gradients; steps that overflow in any parameter are skipped, and lower the scale."""
+    batches = [[0.1, 0.2], [torch.inf, 0.1], [0.1, torch.inf], [0.1, torch.nan], [0.2, 0.1], [0.3, 0.1]]
+    results = []
+    for with_kernels in (False, True):
+        monkeypatch.setattr(triton_helpers, "devices", {"cpu"} if with_kernels else set())
+        task = ScaledTask(with_kernels)
+        run, weights = TrainStep(task, graph=False, warmup_steps=1), list[Tensor]()
+        if with_kernels:
+            monkeypatch.setattr(torch.amp.GradScaler, "unscale_", None)
+        for number, batch in enumerate(batches):
+            task.rest = torch.tensor(float(number == 4))
+            scalars = run(StepBatches.of([torch.tensor(batch)], [[2]], rank=0))
+            weights += [*(weight.detach().clone() for weight in task.weights), scalars["loss_scale"].clone()]
+        results.append(weights)
+    torch.testing.assert_close(*results, rtol=1e-6, atol=0)
+    assert float(results[0][-1]) == 2.0**8
 
 
 class CastTask(MeanTask):

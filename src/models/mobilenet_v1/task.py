@@ -16,13 +16,13 @@ from src.models.mobilenet_v1.augment import Augment, pasted
 from src.models.mobilenet_v1.cost import cost
 from src.models.mobilenet_v1.export import exported
 from src.models.mobilenet_v1.network import MobileNetV1
-from src.training import adam
 from src.training.export import Export
 from src.training.image_classification import ImageClassificationTask
 from src.training.schedule import Schedule
+from src.training.update_kernels import REPLACEMENTS
 
-# The images' kernel goes with those of `body`; the other name is the optimiser's.
-IMAGE_REPLACEMENTS: Replacements = {"body": {Augment: f"{fast.__name__}.images:FastAugment"}, adam.NAME: {}}
+# The images' kernel goes with those of `body`; the other names are the optimisers'.
+IMAGE_REPLACEMENTS: Replacements = {"body": {Augment: f"{fast.__name__}.images:FastAugment"}, **REPLACEMENTS}
 
 
 class MobileNetV1Task(ImageClassificationTask):

@@ -1,0 +1,104 @@
+"""Tables of the tensors that one launch of an optimiser's kernel updates: on the host, and read by captured steps."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from src.gpu.triton_helpers import power_of_2
+
+NEVER = 2**62  # a block that there is not
+
+Row = tuple[Tensor | None, ...]  # a parameter and what is updated with it, or a gradient
+Copies = Mapping[int, Tensor]  # of parameters in the products' dtype, by the parameter's address
+
+with_kernels: WeakSet[Optimizer] = WeakSet()  # their steps divide gradients and write `weight_copies.kept()`
+
+
+class Tables:
+    """The tables of one optimiser's steps, eager or captured."""
+
+    def __init__(self) -> None:
+        self.spares: dict[Any, Tensor] = {}  # by launch: a capture must not allocate pinned memory
+        self.captured: list[Tensor] = []
+
+    def of(self, key: Any, rows: Sequence[Row], block: int, copies: Copies | None = None) -> Tensor | None:
+        """Returns a launch's table on the host; None where a capture has no memory for it.
+
+        A column for each row, as many as the next power of 2: addresses of the row's tensors (0: None), elements of its
+        first tensor, the number of that tensor's first block of `block` elements, and the address of its copy (0:
+        none). Columns after the last row begin at block NEVER.
+        """
+        columns, end = list[list[int]](), 0
+        for row in rows:
+            first = row[0]
+            assert first is not None
+            target = (copies or {}).get(first.data_ptr())
+            columns.append([*map(address, row), first.numel(), end, address(target)])
+            end += -(-first.numel() // block)
+        columns += [[0] * (len(rows[0]) + 1) + [NEVER, 0]] * (power_of_2(len(rows)) - len(rows))
+        values = torch.tensor(columns).T
+        first = rows[0][0]
+        if first is None or not first.is_cuda:
+            return values.contiguous()
+        spare = self.spares.get(key)
+        has_spare = spare is not None and spare.shape == values.shape
+        if torch.cuda.is_current_stream_capturing():
+            if not has_spare:
+                return None
+            self.captured.append(self.spares.pop(key))  # each replay reads it
+            return self.captured[-1].copy_(values)
+        if not has_spare:
+            self.spares[key] = torch.empty(values.shape, dtype=torch.int64, pin_memory=True)
+        # Not one memory for all steps: the copy of an earlier step may not have begun.
+        return torch.empty(values.shape, dtype=torch.int64, pin_memory=True).copy_(values)
+
+
+def address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def can_take(tensors: Sequence[Tensor | None]) -> bool:
+    """Returns whether a kernel can update float32 tensors, element by element and four at a time."""
+    first = tensors[0]
+    return (
+        first is not None
+        and all(tensor is not None and is_readable(tensor) for tensor in tensors)
+        and len({(tensor.device, layout(tensor)) for tensor in tensors if tensor is not None}) == 1
+    )
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Returns whether a tensor is one piece of float32 memory that loads of 16 bytes can read."""
+    return (
+        tensor.layout == torch.strided
+        and tensor.dtype == torch.float32
+        and tensor.numel() % 4 == 0
+        and not tensor.data_ptr() % 16
+        and is_dense(tensor)
+    )
+
+
+def layout(tensor: Tensor) -> tuple[tuple[int, int], ...]:
+    """Returns length and stride of each dimension that has more than one element."""
+    return tuple(pair for pair in zip(tensor.shape, tensor.stride(), strict=True) if pair[0] != 1)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Returns whether a tensor's elements fill one piece of memory, in any order."""
+    if tensor.is_contiguous():
+        return True
+    size = 1
+    for length, stride in sorted(layout(tensor), key=lambda pair: pair[1]):
+        if stride != size:
+            return False
+        size *= length
+    return True
+
+
+def blocks(rows: Sequence[Row], block: int) -> int:
+    """Returns the number of programs of a launch, one for each block of a row's first tensor."""
+    return sum(-(-row[0].numel() // block) for row in rows if row[0] is not None)
