@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from src.batches.clicks import Clicks, EmbeddingTable
-from src.gpu import triton_helpers
+from src.gpu import triton_helpers, weight_copies
+from src.gpu.weight_copies import WeightCopies
 from src.models.dlrm import DLRM, fast
 from src.models.dlrm.embeddings import GradientSlots, Rule
 from src.models.dlrm.fast.cross import FastCrossNet  # noqa: F401  # imports its kernels
@@ -292,3 +293,14 @@ def test_rows_of_a_later_chunk_are_requested(
             t, sample = places[position]
             expected.add(gradient.data_ptr() + (t * batch + sample) * dim * 2)
     assert requested == expected
+
+
+def test_an_mlp_reads_kept_copies_of_its_weights() -> None:
+    x, *parameters = (random(*shape, seed=1).float() for shape in ((3, 8), (16, 8), (16,), (8, 16), (8,)))
+    with WeightCopies().active():
+        before = fused.mlp.mlp(x.half(), False, *parameters)
+        kept = weight_copies.kept()
+        assert kept.keys() == {parameter.data_ptr() for parameter in parameters}
+        for copy in kept.values():
+            copy.zero_()
+        assert before.any() and not fused.mlp.mlp(x.half(), False, *parameters).any()

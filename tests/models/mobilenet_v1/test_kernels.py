@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from src.gpu import weight_copies
 from src.gpu.precompile import LIST
+from src.gpu.weight_copies import WeightCopies
 from src.models.mobilenet_v1 import fast
 from src.models.mobilenet_v1.fast.body import launches_of
 from src.models.mobilenet_v1.fast.tiles import Tile, block_of, strips_of, tile_of
@@ -194,6 +196,22 @@ def test_launches_are_recorded_without_running() -> None:
     assert forward.arguments[:5] == (torch.float32,) * 5 and dict(forward.constants)["CHANNELS"] == 8
     fused.body.features(images, layers)
     assert not any(bool((layer.norm.running_var == 1).any()) for layer in layers)
+
+
+def test_weights_of_pointwise_layers_are_kept_copies() -> None:
+    """Others are cast at each pass; compiling ahead keeps none."""
+    layers = tiny_layers()
+    with WeightCopies().active():
+        first, second = (fused.body.weight_matrices(layers, torch.float16) for _ in range(2))
+        launches_of(torch.randn(2, 3, 6, 6).half(), layers, torch.float16)
+        kept = weight_copies.kept()
+    weight = layers[2].conv.weight
+    assert kept.keys() == {weight.data_ptr()} and torch.equal(kept[weight.data_ptr()], weight.half())
+    assert first[2].data_ptr() == second[2].data_ptr() == kept[weight.data_ptr()].data_ptr()
+    assert first[0].data_ptr() != second[0].data_ptr()
+    for layer, matrix in zip(layers, first, strict=True):
+        expected = layer.conv.weight.detach().permute(0, 2, 3, 1).flatten(1)
+        assert torch.equal(matrix, expected if layer.is_depthwise else expected.half())
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("amp", torch.float16), ("tf32", torch.float32)])

@@ -5,11 +5,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from src.gpu import weight_copies
 from src.gpu.products import input_gradient
 from src.gpu.triton_helpers import can_take, launch, power_of_2
 from src.models.dlrm.embeddings import Embeddings, GradientSlots
 from src.models.dlrm.fast import cross_triton as kernels
-from src.models.dlrm.fast.mlp import cast_to, product
+from src.models.dlrm.fast.mlp import product
 from src.models.dlrm.interaction import cat_features
 from src.models.dlrm.network import CrossNet, Dense, Features, Sparse
 
@@ -53,7 +54,7 @@ class CrossLayers(torch.autograd.Function):
         has_room: bool,
         *parameters: Tensor,
     ) -> Tensor:
-        weights = cast_to(parameters, sparse.dtype)
+        weights = weight_copies.cast_each(parameters, sparse.dtype)
         ctx.overflow, ctx.slots, ctx.shape = overflow, slots, sparse.shape
         x = x0 = write_into_room(dense, sparse) if has_room else cat_features(dense, sparse)
         ys = x0.new_empty(len(weights) // 3, *x0.shape)

@@ -1,6 +1,5 @@
 """A whole MLP as one differentiable function: bias and ReLU fused into the products, weight gradients in float32."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from src.gpu import weight_copies
 from src.gpu.partial_sums import sum_partials
 from src.gpu.products import input_gradient, second_factor
 from src.gpu.triton_helpers import can_take, launch, power_of_2, working_dtype
@@ -42,7 +42,7 @@ class FastMLP(MLP):
 class FusedMLP(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, logit: bool, *parameters: Tensor) -> Tensor:
-        narrow = cast_to(parameters, x.dtype)
+        narrow = weight_copies.cast_each(parameters, x.dtype)
         weights, biases = narrow[0::2], narrow[1::2]
         missing = -x.shape[1] % ALIGNED
         if missing:
@@ -83,15 +83,6 @@ def mlp(x: Float[Tensor, "batch inputs"], logit: bool, *parameters: Tensor) -> F
     Logits are float32.
     """
     return FusedMLP.apply(x, logit, *parameters)  # type: ignore[return-value]
-
-
-def cast_to(parameters: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Returns parameters in the products' dtype, cast in one launch."""
-    if parameters[0].dtype == dtype:
-        return list(parameters)
-    narrow = [torch.empty_like(parameter, dtype=dtype) for parameter in parameters]
-    torch._foreach_copy_(narrow, list(parameters))  # pyright: ignore[reportPrivateImportUsage]
-    return narrow
 
 
 def product(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> Float[Tensor, "m n"]:

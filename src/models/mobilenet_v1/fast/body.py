@@ -23,7 +23,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from src.gpu import weight_copies
 from src.gpu.triton_helpers import can_take, precision, working_dtype
+from src.gpu.weight_copies import WeightCopies
 from src.models.mobilenet_v1.fast import depthwise, pointwise, precompile, stem
 from src.models.mobilenet_v1.fast.norm import conclude, conclude_backward, pool, pool_backward
 from src.models.mobilenet_v1.network import ConvNormReLU, MobileNetV1
@@ -133,7 +135,7 @@ def features(
 
 def launches_of(images: Tensor, layers: Layers, dtype: torch.dtype, cap: float = 0.0) -> set[precompile.Launch]:
     """Returns all kernel launches of a forward and backward pass, without running them."""
-    with precompile.record_launches() as launches, torch.enable_grad():
+    with precompile.record_launches() as launches, torch.enable_grad(), WeightCopies().active():
         apply_body(images, deepcopy(list(layers)), dtype, cap).sum().backward()
     return launches
 
@@ -152,15 +154,16 @@ def parameters_of(layers: Layers) -> list[Any]:
 
 def weight_matrices(layers: Layers, dtype: torch.dtype) -> list[Tensor]:
     """Returns weights as matrices with a row per output: depthwise ones in float32, others in `dtype`."""
-    # Taps before inputs: the memory order of channels_last.
-    weights = [layer.conv.weight.detach().permute(0, 2, 3, 1).flatten(1).contiguous() for layer in layers]
-    wide = [number for number, layer in enumerate(layers) if not layer.is_depthwise]
-    if dtype != torch.float32 and wide:
-        narrow = [torch.empty_like(weights[number], dtype=dtype) for number in wide]
-        torch._foreach_copy_(narrow, [weights[number] for number in wide])  # pyright: ignore
-        for number, weight in zip(wide, narrow, strict=True):
-            weights[number] = weight
-    return weights
+    pointwise = [layer.conv.weight for layer in layers if layer.conv.kernel_size == (1, 1)]
+    copies = dict(zip(pointwise, weight_copies.cast_each(pointwise, dtype), strict=True))
+    matrices = []
+    for layer in layers:
+        # Taps before inputs: the memory order of channels_last.
+        weight = copies.get(layer.conv.weight, layer.conv.weight).detach().permute(0, 2, 3, 1)
+        if not layer.is_depthwise and weight.dtype != dtype:
+            weight = weight.to(dtype, memory_format=torch.contiguous_format)
+        matrices.append(weight.flatten(1).contiguous())
+    return matrices
 
 
 def unflattened(
