@@ -1,7 +1,7 @@
 """Runs any function of a batch as CUDA graphs, one for each shape of the batch; for training and inference."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -13,6 +13,7 @@ from src.gpu.graph_gaps import queues_renewed
 
 T = TypeVar("T")
 Shapes = tuple[torch.Size, ...]
+LARGE = 2**20  # bytes of a tensor of a batch
 
 
 @dataclass(frozen=True)
@@ -20,16 +21,25 @@ class Capture(Generic[T]):
     """One graph with the memory that it reads its batch from and writes its result to."""
 
     graph: torch.cuda.CUDAGraph
-    inputs: dict[torch.dtype, list[Tensor]]  # in groups that one kernel can fill
+    inputs: list[Tensor]
     result: T
 
     def replay(self, tensors: list[Tensor]) -> T:
-        for dtype, static in self.inputs.items():
-            torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
-                static, [tensor for tensor in tensors if tensor.dtype == dtype], non_blocking=True
-            )
+        fill(self.inputs, tensors)
         self.graph.replay()
         return self.result
+
+
+def fill(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copies tensors: small ones of a dtype by one kernel, whose programs copy 65,536 elements each, others alone."""
+    groups: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        if target.nbytes >= LARGE:
+            target.copy_(source, non_blocking=True)
+        else:
+            groups.setdefault(target.dtype, []).append((target, source))
+    for pairs in groups.values():
+        torch._foreach_copy_(*map(list, zip(*pairs, strict=True)), non_blocking=True)  # type: ignore[call-overload]  # pyright: ignore
 
 
 class Graphed(Generic[T]):
@@ -82,10 +92,7 @@ class Graphed(Generic[T]):
 
     def _capture(self, stream: torch.cuda.Stream, leaves: list[Any], batch: Any) -> Capture[T]:
         """Records one call on `batch`, made of `leaves`, without running it."""
-        inputs: dict[torch.dtype, list[Tensor]] = {}
-        for leaf in leaves:
-            if isinstance(leaf, Tensor):
-                inputs.setdefault(leaf.dtype, []).append(leaf)
+        inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self.captures.values())).graph.pool() if self.captures else None
         torch.cuda.synchronize()

@@ -2,10 +2,12 @@
 
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 from torch import Tensor
 
-from src.gpu.cuda_graphs import Graphed
+from src.gpu import cuda_graphs
+from src.gpu.cuda_graphs import Graphed, fill
 
 
 class Ragged(NamedTuple):
@@ -34,3 +36,13 @@ def test_warming_up_calls_once_where_there_is_no_graph() -> None:
     assert calls == [1]
     run()
     assert calls == [1, 1]
+
+
+def test_large_and_small_tensors_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "LARGE", 100)
+    sources = [torch.arange(size, dtype=dtype) for size in (2, 50, 3) for dtype in (torch.int64, torch.uint8)]
+    sources += [torch.arange(120.0).view(10, 12).T, torch.arange(6.0).view(2, 3).T]
+    targets = [torch.zeros_like(source) for source in sources]
+    fill(targets, sources)
+    assert all(map(torch.equal, targets, sources))
+    fill([], [])
