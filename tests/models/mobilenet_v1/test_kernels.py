@@ -1,6 +1,7 @@
 """MobileNetV1's fused kernels in Triton's interpreter; test_gpu.py runs them at full size."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from src.gpu import weight_copies
 from src.gpu.precompile import LIST
 from src.gpu.weight_copies import WeightCopies
 from src.models.mobilenet_v1 import fast
+from src.models.mobilenet_v1.fast import tiles
 from src.models.mobilenet_v1.fast.body import launches_of
 from src.models.mobilenet_v1.fast.tiles import Tile, block_of, strips_of, tile_of
 from src.models.mobilenet_v1.network import ConvNormReLU, Depthwise, MobileNetV1, Pointwise
@@ -214,6 +216,18 @@ def test_weights_of_pointwise_layers_are_kept_copies() -> None:
         assert torch.equal(matrix, expected if layer.is_depthwise else expected.half())
 
 
+def test_tiles_of_a_number_of_rows_or_images_are_taken_before_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule, own = tile_of("forward", 4096, 512, 512, "half"), Tile(64, 64, 64, 4, 3, 132)
+    strips = strips_of("backward", 14, 512, 2, 64)
+    table = {("forward", 512, 512, "half", 4096): own, ("both", 128, 128, "half", 4096): None}
+    monkeypatch.setattr(tiles, "TILES", tiles.TILES | table)
+    monkeypatch.setattr(tiles, "STRIPS", {("backward", 14, 512, 2, 64): strips._replace(warps=1)})
+    assert tile_of("forward", 4096, 512, 512, "half") == own != rule == tile_of("forward", 8192, 512, 512, "half")
+    assert tiles.tile_of_both(4096, 128, 128, "half") is None and tiles.tile_of_both(8192, 128, 128, "half")
+    assert tiles.tile_of_both(4, 128, 128, "half") is None
+    assert strips_of("backward", 14, 512, 2, 64).warps == 1 and strips_of("backward", 14, 512, 2, 256) == strips
+
+
 @pytest.mark.parametrize(("precision", "dtype"), [("amp", torch.float16), ("tf32", torch.float32)])
 def test_the_list_has_all_kernels_of_the_published_case(precision: str, dtype: torch.dtype) -> None:
     """By their constants; `SETTLE` is of the chip, and so is the product's precision. Images come standardised."""
@@ -225,7 +239,7 @@ def test_the_list_has_all_kernels_of_the_published_case(precision: str, dtype: t
     launched = Counter(by_constants(f"{launch.module}:{launch.kernel}", dict(launch.constants)) for launch in unlike)
     listed = Counter[Any]()
     for entry in json.loads((Path(fast.__file__).parent / LIST).read_text()):
-        if precision in entry["precisions"] and "images_triton" not in entry["kernel"]:
+        if precision in entry["precisions"] and not re.search("images_triton|sgd_triton", entry["kernel"]):
             listed[by_constants(entry["kernel"], entry["constants"])] += 1
     assert listed == launched
 

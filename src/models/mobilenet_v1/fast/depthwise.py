@@ -19,7 +19,7 @@ def plan(z: Tensor, stride: int, kernel: str) -> tuple[int, int, tuple[int, int]
     """
     images, height, width, channels = z.shape
     down, across = -(-height // stride), -(-width // stride)
-    strips = strips_of(kernel, across, channels, z.dtype.itemsize)
+    strips = strips_of(kernel, across, channels, z.dtype.itemsize, images)
     groups, blocks = -(-across // (strips.columns * strips.strips)), -(-channels // strips.channels)
     segments = min(down, max(1, strips.programs // (images * groups * blocks)))
     rows = -(-down // segments)

@@ -1,6 +1,6 @@
 """Tile sizes and numbers of programs by shape; benchmarks/mobilenet_tiles.py measures them."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from src.gpu.triton_helpers import power_of_2
 
@@ -29,10 +29,11 @@ class Strips(NamedTuple):
     programs: int  # at most; fewer images are cut into segments of rows
 
 
-# Measured on an H200 as faster than the rule; by kernel, inputs, outputs and precision, for MANY_ROWS rows or more.
+# Measured on an H200 as faster than the rule; by kernel, inputs, outputs and precision, for MANY_ROWS rows or more, or
+# with a fifth entry for that number of rows. None is only for `both`: one kernel for each gradient.
 # `weight` was measured with 264 programs; a multiprocessor has registers for one at a time, and 132 leave half of the
 # partial sums: 128 inputs and outputs 0.055 ms instead of 0.064.
-TILES: dict[tuple[str, int, int, str], Tile] = {
+TILES: dict[tuple[Any, ...], Tile | None] = {
     ("forward", 64, 128, "half"): Tile(128, 64, 64, 4, 4, 528),
     ("forward", 128, 128, "half"): Tile(128, 64, 64, 4, 4, 528),
     ("forward", 128, 256, "half"): Tile(128, 64, 64, 4, 4, 1056),
@@ -55,13 +56,18 @@ TILES: dict[tuple[str, int, int, str], Tile] = {
     ("both", 128, 128, "half"): Tile(64, 128, 128, 8, 3, 132),
 }
 MANY_ROWS = 2048
+# Likewise, by kernel, output columns, channels, bytes of an element and images.
+STRIPS: dict[tuple[Any, ...], Strips] = {}
 
 
-def strips_of(kernel: str, across: int, channels: int, size: int) -> Strips:
+def strips_of(kernel: str, across: int, channels: int, size: int, images: int) -> Strips:
     """Returns the strips for `across` output columns and elements of `size` bytes.
 
     A strip has at most 7 columns; a thread has 4 bytes of channels of a strip, or fewer.
     """
+    measured = STRIPS.get((kernel, across, channels, size, images))
+    if measured is not None:
+        return measured
     lanes, columns = 4 * 32 * 4 // size, min(across, 7)
     # A warp loads the 128 bytes of a cache line, if there are enough channels.
     strips = min(power_of_2(-(-across // columns)), lanes // block_of(channels, 128 // size))
@@ -79,7 +85,7 @@ def tile_of(kernel: str, rows: int, inputs: int, outputs: int, precision: str) -
     forward: [rows, inputs] x [inputs, outputs]; backward: [rows, outputs] x [outputs, inputs];
     weight: [outputs, rows] x [rows, inputs].
     """
-    tile = TILES.get((kernel, inputs, outputs, precision)) if rows >= MANY_ROWS else None
+    tile = measured_tile(kernel, rows, inputs, outputs, precision)
     if tile:
         return tile
     deep = 64 if precision == "half" else 32
@@ -93,7 +99,13 @@ def tile_of(kernel: str, rows: int, inputs: int, outputs: int, precision: str) -
 
 def tile_of_both(rows: int, inputs: int, outputs: int, precision: str) -> Tile | None:
     """Returns the tile of the kernel of both gradients, pixels by inputs by outputs; None: one kernel for each."""
-    return TILES.get(("both", inputs, outputs, precision)) if rows >= MANY_ROWS else None
+    return measured_tile("both", rows, inputs, outputs, precision)
+
+
+def measured_tile(kernel: str, rows: int, inputs: int, outputs: int, precision: str) -> Tile | None:
+    """Returns the table's tile for these rows, or for many; None: it has none, or says that there is none."""
+    key = kernel, inputs, outputs, precision
+    return TILES.get((*key, rows), TILES.get(key) if rows >= MANY_ROWS else None)
 
 
 def tiles_per_program(length: int, block: int, max_programs: int) -> int:
