@@ -220,13 +220,13 @@ runpy.run_path("train.py", run_name="__main__")
     ("overrides", "times"),
     [
         (["model=dlrm", "hp.lr=0.5"], [1]),
-        (["hydra.mode=RUN"], [1]),
-        (["-m", "seed=1,2"], [2]),  # one is refused
-        (["-m", "seed=1"], [1]),
-        (["hydra.mode=MULTIRUN", "seed=1,2"], [2]),
         (["seed=1,2"], []),
-        (["no_key=1"], []),
-        (["model=none"], []),
+        pytest.param(["hydra.mode=RUN"], [1], marks=pytest.mark.slow),
+        pytest.param(["-m", "seed=1,2"], [2], marks=pytest.mark.slow),  # one is refused
+        pytest.param(["-m", "seed=1"], [1], marks=pytest.mark.slow),
+        pytest.param(["hydra.mode=MULTIRUN", "seed=1,2"], [2], marks=pytest.mark.slow),
+        pytest.param(["no_key=1"], [], marks=pytest.mark.slow),
+        pytest.param(["model=none"], [], marks=pytest.mark.slow),
     ],
 )
 def test_a_run_s_config_is_composed_once_and_as_hydra_does(
