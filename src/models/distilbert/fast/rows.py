@@ -12,9 +12,9 @@ from src.models.distilbert.fast import rows_triton as kernels
 
 MAX_DIM = 2048  # elements of a row that one program holds
 FORWARD = {"BLOCK": 1, "num_warps": 1}  # rows that a program handles at a time
+ADD_NORM_BACKWARD = {"STAGES": 2}  # blocks of rows that a program loads or computes at a time
 GELU = {"BLOCK": 1024, "num_warps": 4}
-GELU_BACKWARD = {"BLOCK": 2, "WIDTH": 512, "num_warps": 4}
-FEW_GELU_BACKWARD = {"BLOCK": 8, "WIDTH": 256, "num_warps": 4}  # of programs with few rows
+GELU_BACKWARD = {"BLOCK": 2, "WIDTH": 512, "STAGES": 1, "num_warps": 4}
 SUM_PARTIALS = {"WIDTH": 32, "BLOCK": 256, "num_warps": 8}
 SUM_BY_ID = {"WIDTH": 128, "BLOCK": 32, "num_warps": 4}  # of few ids, where some have most of the rows
 SUM_MANY_BY_ID = {"WIDTH": 1024, "BLOCK": 4, "num_warps": 4}  # a program for each token, most of which sum nothing
@@ -119,7 +119,7 @@ def add_norm_backward(
     launch(
         kernels.add_norm_backward, (len(partials),),
         grad, x, residual, weight, statistics, grad_x, grad_residual, partials, drop.seed, rows, partials.stride(0),
-        **drop.constants, COLUMNS=columns, **backward_options(rows, columns, len(partials)),
+        **drop.constants, COLUMNS=columns, **(backward_options(rows, columns, len(partials)) | ADD_NORM_BACKWARD),
     )  # fmt: skip
     return grad_x, grad_residual
 
@@ -136,10 +136,9 @@ def gelu_backward(
 ) -> Float[Tensor, "rows width"]:
     """Returns the gradient of x; `partials` gets that of a bias in it."""
     out, (rows, columns) = torch.empty_like(x), x.shape
-    options = FEW_GELU_BACKWARD if is_few(rows, len(partials)) else GELU_BACKWARD
     launch(
-        kernels.gelu_backward, (len(partials), -(-columns // options["WIDTH"])),
-        grad, x, out, partials, rows, partials.stride(0), COLUMNS=columns, **options,
+        kernels.gelu_backward, (-(-columns // GELU_BACKWARD["WIDTH"]), len(partials)),
+        grad, x, out, partials, rows, partials.stride(0), COLUMNS=columns, **GELU_BACKWARD,
     )  # fmt: skip
     return out
 

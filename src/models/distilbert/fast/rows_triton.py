@@ -64,6 +64,7 @@ def add_norm(
 def add_norm_backward(
     grad, x, residual, weight, statistics, grad_x, grad_residual, partials, seed, rows, partials_width,
     THRESHOLD: tl.constexpr, SCALE: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """Writes `grad_x`, `grad_residual` and `partials`; without dropout `grad_residual` is the gradient of x as well.
 
@@ -75,7 +76,7 @@ def add_norm_backward(
     of_weight, of_bias, of_x = tl.zeros_like(w), tl.zeros_like(w), tl.zeros_like(w)
     if THRESHOLD > 0:
         first, second = keys_of(seed, 0)
-    for start in tl.range(tl.program_id(0) * BLOCK, rows, tl.num_programs(0) * BLOCK, num_stages=2):
+    for start in tl.range(tl.program_id(0) * BLOCK, rows, tl.num_programs(0) * BLOCK, num_stages=STAGES):
         row = start + tl.arange(0, BLOCK)
         mask = (row < rows)[:, None] & is_column[None, :]
         offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
@@ -226,10 +227,12 @@ def sum_by_id(
 def _normal(x):
     """Returns the normal distribution function and density, by formula 26.2.17 of Abramowitz and Stegun (1964).
 
-    The function's error is below 7.5e-8, about the rounding of float32. Both share one exponential.
+    The function's error is below 7.5e-8, about the rounding of float32. Both share one exponential. 1 / y is computed
+    as the root of 1 / y^2, one instruction of a GPU, where a division of floats of any size takes nine.
     """
     density = 0.3989422804014327 * tl.exp2(-0.7213475204444817 * x * x)
-    t = 1.0 / (1.0 + 0.2316419 * tl.abs(x))
+    y = 1.0 + 0.2316419 * tl.abs(x)
+    t = tl.rsqrt(y * y)
     tail = 1.781477937 + t * (-1.821255978 + t * 1.330274429)
     tail = density * t * (0.319381530 + t * (-0.356563782 + t * tail))
     return tl.where(x < 0, tail, 1.0 - tail), density
@@ -247,19 +250,23 @@ def gelu(x, out, total, BLOCK: tl.constexpr):
 @triton.jit
 def gelu_backward(
     grad, x, out, partials, rows, partials_width,
-    COLUMNS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Writes `out`, the gradient of x, and `partials`, that of a bias in x."""
-    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    """Writes `out`, the gradient of x, and `partials`, that of a bias in x.
+
+    Programs that run side by side have columns of the same rows, which are adjacent in memory.
+    """
+    column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
     is_column = column < COLUMNS
     of_bias = tl.zeros([BLOCK, WIDTH], tl.float32)
-    for start in range(tl.program_id(0) * BLOCK, rows, tl.num_programs(0) * BLOCK):
+    for start in tl.range(tl.program_id(1) * BLOCK, rows, tl.num_programs(1) * BLOCK, num_stages=STAGES):
         row = start + tl.arange(0, BLOCK)
         mask = (row < rows)[:, None] & is_column[None, :]
         offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
         h = tl.load(x + offset, mask=mask, other=0.0).to(tl.float32)
+        g = tl.load(grad + offset, mask=mask, other=0.0).to(tl.float32)
         below, density = _normal(h)
-        gradient = tl.load(grad + offset, mask=mask, other=0.0).to(tl.float32) * (below + h * density)
+        gradient = g * (below + h * density)
         tl.store(out + offset, gradient.to(out.dtype.element_ty), mask=mask)
         of_bias += gradient
-    tl.store(partials + tl.program_id(0) * partials_width + column, tl.sum(of_bias, 0), mask=is_column)
+    tl.store(partials + tl.program_id(1) * partials_width + column, tl.sum(of_bias, 0), mask=is_column)
