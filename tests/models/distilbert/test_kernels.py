@@ -123,6 +123,14 @@ def test_attention_in_one_tile_agrees_with_float64(lengths: list[int], padded_to
     assert difference.largest < 3e-3, difference
 
 
+@pytest.mark.parametrize("first_only", [False, True])
+def test_attention_of_more_sentences_than_are_searched_at_once_agrees_with_float64(first_only: bool) -> None:
+    """The programs of packed tiles search their sentence among 128 at a time; some sentences end where a tile does."""
+    batch = sentences([2, 1, 14, *[3] * 129, 17, 15, 1], None, 5)
+    difference = attention(fused, batch, 1, 16, torch.float16, first_only=first_only)
+    assert difference.largest < 3e-3, difference
+
+
 @pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")  # in rows without keys, which get zeros
 @pytest.mark.parametrize("padded_to", [19, None])
 def test_large_negative_scores_give_finite_gradients(padded_to: int | None) -> None:

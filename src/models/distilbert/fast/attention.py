@@ -52,14 +52,14 @@ class AttentionOptions(NamedTuple):
     first_only: bool = False  # whether only first tokens are queries; row s of q then is that of sentence s
 
     def grid(self, tiles: int) -> tuple[int, int, int]:
-        """Returns the grid: tiles, heads, and sentences, with one more for the padding of a packed batch."""
-        return tiles, self.num_heads, self.sentences.count + (not self.sentences.padded)
+        """Returns the grid: tiles of a sentence or of all packed sentences, heads, and padded sentences."""
+        return tiles, self.num_heads, self.sentences.count if self.sentences.padded else 1
 
-    def query_tiles(self, tiles: Tiles) -> int:
-        return 1 if self.first_only else -(-self.sentences.longest // tiles.queries)
-
-    def key_tiles(self, tiles: Tiles) -> int:
-        return -(-self.sentences.longest // tiles.keys)
+    def tiles(self, tokens: int, size: int, first_only: bool = False) -> int:
+        """Returns a head's number of programs of `size` rows each: of a padded sentence, or of all packed ones."""
+        if self.sentences.padded:
+            return 1 if first_only else -(-self.sentences.longest // size)
+        return self.sentences.count + 1 + (0 if first_only else tokens // size)
 
     def constants(self, q: Tensor, tiles: Tiles) -> dict[str, Any]:
         _, _, longest, padded = self.sentences
@@ -131,7 +131,7 @@ def attend(
     out = q.new_empty(q.shape)
     logs = q.new_empty(options.num_heads, len(q), dtype=torch.float32)
     launch(
-        kernels.attend, options.grid(options.query_tiles(tiles)),
+        kernels.attend, options.grid(options.tiles(len(k), tiles.queries, options.first_only)),
         q, k, v, out, logs, options.sentences.bounds, numbers, options.sentences.count, len(k), len(q),
         q.stride(0), k.stride(0), log2(euler) * scale_of(q, options.num_heads), **options.constants(q, tiles),
     )  # fmt: skip
@@ -158,18 +158,20 @@ def attend_backward(
         return torch.cat([grad.sum(0, keepdim=True) for grad in grads], 1)
     tiles, scale = tiles_of(options, q.dtype)[1], scale_of(q, options.num_heads)
     assert [grad.stride() for grad in grads] == [x.stride() for x in (q, k, v)]
-    delta = torch.empty_like(saved)
-    launch(
-        kernels.products, (-(-len(q) // PRODUCTS["BLOCK"]), options.num_heads), out, grad, delta, len(q),
-        **shape_of(q, options.num_heads), SCALE=options.drop.constants["SCALE"], **PRODUCTS,
-    )  # fmt: skip
-    key_tiles, query_tiles = options.key_tiles(tiles), options.query_tiles(tiles)
+    delta = None
+    if tiles.queries >= 32:  # programs of smaller tiles compute it
+        delta = torch.empty_like(saved)
+        launch(
+            kernels.products, (-(-len(q) // PRODUCTS["BLOCK"]), options.num_heads), out, grad, delta, len(q),
+            **shape_of(q, options.num_heads), SCALE=options.drop.constants["SCALE"], **PRODUCTS,
+        )  # fmt: skip
+    key_tiles, query_tiles = options.tiles(len(k), tiles.keys), options.tiles(len(k), tiles.queries, options.first_only)
     grid = options.grid(key_tiles + query_tiles)
     partials = q.new_empty(grid[2] * max(key_tiles, query_tiles), 3 * q.shape[1], dtype=torch.float32)
     launch(
         kernels.attend_backward, grid,
-        q, k, v, grad, saved, delta, *grads, partials, options.sentences.bounds, numbers,
+        q, k, v, grad, out, saved, delta, *grads, partials, options.sentences.bounds, numbers,
         options.sentences.count, len(k), len(q), q.stride(0), k.stride(0), log2(euler) * scale, scale,
-        KEY_TILES=key_tiles, **options.constants(q, tiles),
+        KEY_TILES=key_tiles if options.sentences.padded else 0, **options.constants(q, tiles),
     )  # fmt: skip
     return partials

@@ -5,7 +5,8 @@
 are keys. Otherwise it is the rows from bounds[s] to bounds[s + 1]. Each row of a sentence is a query; with FIRST only
 its first row is, and query s is that of sentence s. Tiles without keys are skipped.
 
-A program handles one head and one tile of one sentence. Rows after the last packed sentence (padding) get zeros.
+A program handles one head and one tile of one sentence. Packed sentences have as many programs as they have tiles: see
+`_place`. Rows after the last packed sentence (padding) get zeros.
 Logarithms and exponents are of base 2.
 """
 
@@ -35,6 +36,21 @@ def _sentence(
     else:
         first_query, queries = begin, rows
     return begin, rows, keys, first_query, queries
+
+
+@triton.jit
+def _place(bounds, number, sentences, size):
+    """Returns the packed sentence of tile `number` and which of its tiles of `size` rows that is.
+
+    The tiles of sentence s begin with number bounds[s] // size + s. Some sentences have one more number than tiles.
+    """
+    before = tl.zeros([128], tl.int32)
+    for start in range(0, sentences + 1, 128):
+        s = start + tl.arange(0, 128)
+        first = tl.load(bounds + s, mask=s <= sentences, other=0) // size + s
+        before += ((first <= number) & (s <= sentences)).to(tl.int32)
+    s = tl.sum(before, 0) - 1
+    return s, number - (tl.load(bounds + s) // size + s)
 
 
 @triton.jit
@@ -149,14 +165,17 @@ def attend(
     `factor` is the scale of the scores times log2(e).
     """
     s, head, tile = tl.program_id(2), tl.program_id(1), tl.program_id(0)
+    if FIRST and not PADDED:
+        s, tile = tile, 0
+    elif not PADDED:
+        s, tile = _place(bounds, tile, sentences, TILE)
     begin, _, keys, first_query, queries = _sentence(bounds, s, sentences, tokens, PADDED, FIRST, LONGEST)
     column = tl.arange(0, WIDTH)
     q, k, v, out = q + head * HEAD, k + head * HEAD, v + head * HEAD, out + head * HEAD
     of_rows, of_columns = _numbers_of(numbers, head, begin, tokens, HEADS, THRESHOLD)
     full = _end_of_full(keys, KEYS)
     row = tl.arange(0, TILE)
-    # The padding may have more rows than the tiles cover.
-    for start in range(tile * TILE, queries, tl.num_programs(0) * TILE):
+    for start in range(tile * TILE, tl.minimum(queries, (tile + 1) * TILE), TILE):  # once or not at all
         left = queries - start
         query = _rows(q, first_query + start, q_stride, row, left, column, HEAD, UPCAST)
         of_row = _numbers(of_rows, start, row, left) if THRESHOLD > 0 else row
@@ -195,18 +214,31 @@ def products(
 
 
 @triton.jit
+def _products(
+    out, above, along, first_query, start, row, left, column,
+    FULL: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr, SCALE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Returns what `products` writes of rows, whose gradient is `above`; programs of small tiles compute it."""
+    if TILE < 32:
+        values = _rows(out, first_query + start, HEADS * HEAD, row, left, column, HEAD, True, FULL)
+        return tl.sum(values * above.to(tl.float32), 1) / SCALE
+    else:
+        return _of_rows(along, start, row, left, 0.0, FULL)
+
+
+@triton.jit
 def _keys_backward_tile(
-    key, value, of_column, of_key, of_value, q, grad, logs, along, of_rows, first_query, q_stride, start, queries,
+    key, value, of_column, of_key, of_value, q, grad, out, logs, along, of_rows, first_query, q_stride, start, queries,
     column, factor,
-    FULL: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr, THRESHOLD: tl.constexpr, TILE: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    FULL: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
+    TILE: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Returns the gradients of keys and values with those from a tile of queries, and that of the tile's scores."""
     row, left = tl.arange(0, TILE), queries - start
     query = _rows(q, first_query + start, q_stride, row, left, column, HEAD, UPCAST, FULL)
     above = _rows(grad, first_query + start, HEADS * HEAD, row, left, column, HEAD, UPCAST, FULL)
     log = _of_rows(logs, start, row, left, float("inf"), FULL)
-    product = _of_rows(along, start, row, left, 0.0, FULL)
+    product = _products(out, above, along, first_query, start, row, left, column, FULL, HEADS, HEAD, SCALE, TILE)
     score = tl.dot(key, tl.trans(query), input_precision=PRECISION)
     weight = tl.exp2(score * factor - log[None, :])
     of_weight = tl.dot(value, tl.trans(above), input_precision=PRECISION)
@@ -246,7 +278,7 @@ def _queries_backward_tile(
 
 @triton.jit
 def attend_backward(
-    q, k, v, grad, logs, along, grad_q, grad_k, grad_v, partials, bounds, numbers,
+    q, k, v, grad, out, logs, along, grad_q, grad_k, grad_v, partials, bounds, numbers,
     sentences, tokens, num_queries, q_stride, k_stride, factor, scale,
     PADDED: tl.constexpr, FIRST: tl.constexpr, LONGEST: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr,
     WIDTH: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
@@ -254,30 +286,48 @@ def attend_backward(
 ):  # fmt: skip
     """Writes the gradients; the first KEY_TILES programs of a head those of keys and values, the others of queries.
 
+    Packed sentences have tokens // KEYS + sentences + 1 programs of keys, as `_place` numbers them, and not KEY_TILES.
     A sentence of one tile of less than 32 rows has all of its gradients from the first program.
     Gradients have the strides of q, k and v. `scale` is the scale of the scores. `partials` get each tile's sums over
     rows of the gradients of q, k and v, side by side, 0 for tiles without rows.
     """
-    s, head, tile = tl.program_id(2), tl.program_id(1), tl.program_id(0)
+    s, head, number = tl.program_id(2), tl.program_id(1), tl.program_id(0)
+    key_tiles = KEY_TILES if PADDED else tokens // KEYS + sentences + 1
+    query_tiles = tl.num_programs(0) - key_tiles
+    is_of_keys = number < key_tiles
+    number = tl.where(is_of_keys, number, number - key_tiles)
+    tile, of_tile = number, number
+    if PADDED:
+        of_tile += s * tl.maximum(KEY_TILES, query_tiles)
+    else:
+        s, tile = _place(bounds, number, sentences, tl.where(is_of_keys, KEYS, TILE))
+        if FIRST:
+            s, tile = tl.where(is_of_keys, s, number), tl.where(is_of_keys, tile, 0)
     begin, rows, keys, first_query, queries = _sentence(bounds, s, sentences, tokens, PADDED, FIRST, LONGEST)
     column = tl.arange(0, WIDTH)
-    q, k, v, grad = q + head * HEAD, k + head * HEAD, v + head * HEAD, grad + head * HEAD
+    q, k, v, grad, out = q + head * HEAD, k + head * HEAD, v + head * HEAD, grad + head * HEAD, out + head * HEAD
     grad_q, grad_k, grad_v = grad_q + head * HEAD, grad_k + head * HEAD, grad_v + head * HEAD
     logs += head.to(tl.int64) * num_queries + first_query
-    along += head.to(tl.int64) * num_queries + first_query
-    query_tiles = tl.num_programs(0) - KEY_TILES
-    partials += s.to(tl.int64) * tl.maximum(KEY_TILES, query_tiles) * (3 * HEADS * HEAD) + head * HEAD + column
+    if TILE >= 32:
+        along += head.to(tl.int64) * num_queries + first_query
+    partials += head * HEAD + column
+    of_first = partials  # the first tile of queries
+    if not PADDED:
+        of_first += (s if FIRST else begin // TILE + s).to(tl.int64) * (3 * HEADS * HEAD)
+    else:
+        of_first += of_tile.to(tl.int64) * (3 * HEADS * HEAD)
+    of_tile = partials + of_tile.to(tl.int64) * (3 * HEADS * HEAD)
     of_rows, of_columns = _numbers_of(numbers, head, begin, tokens, HEADS, THRESHOLD)
     is_one = (TILE < 32) & (keys > 0) & (rows <= tl.minimum(KEYS, TILE))
     # Kept weights are multiplied by SCALE. Here all other terms are divided by it, and the results multiplied.
-    if tile < KEY_TILES:
-        other, of_tile = tl.arange(0, KEYS), partials + tile * (3 * HEADS * HEAD)
+    if is_of_keys:
+        other = tl.arange(0, KEYS)
         if tile * KEYS >= rows:
             _store_zeros(of_tile + HEADS * HEAD, column, HEAD)
             _store_zeros(of_tile + 2 * HEADS * HEAD, column, HEAD)
-        if tile >= query_tiles:
+        if number >= query_tiles:
             _store_zeros(of_tile, column, HEAD)
-        for start_key in range(tile * KEYS, rows, KEY_TILES * KEYS):
+        for start_key in range(tile * KEYS, tl.minimum(rows, (tile + 1) * KEYS), KEYS):  # once or not at all
             left = keys - start_key
             of_column = _numbers(of_columns, start_key, other, left) if THRESHOLD > 0 else other
             key = _rows(k, begin + start_key, k_stride, other, left, column, HEAD, UPCAST)
@@ -287,13 +337,13 @@ def attend_backward(
             full = _end_of_full(end, TILE)
             for start in range(0, full, TILE):
                 of_key, of_value, _ = _keys_backward_tile(
-                    key, value, of_column, of_key, of_value, q, grad, logs, along, of_rows, first_query, q_stride,
-                    start, queries, column, factor, True, HEADS, HEAD, THRESHOLD, TILE, PRECISION, UPCAST,
+                    key, value, of_column, of_key, of_value, q, grad, out, logs, along, of_rows, first_query, q_stride,
+                    start, queries, column, factor, True, HEADS, HEAD, THRESHOLD, SCALE, TILE, PRECISION, UPCAST,
                 )  # fmt: skip
             for start in tl.range(full, end, TILE, num_stages=1 if TILE >= 32 else None):
                 of_key, of_value, of_score = _keys_backward_tile(
-                    key, value, of_column, of_key, of_value, q, grad, logs, along, of_rows, first_query, q_stride,
-                    start, queries, column, factor, False, HEADS, HEAD, THRESHOLD, TILE, PRECISION, UPCAST,
+                    key, value, of_column, of_key, of_value, q, grad, out, logs, along, of_rows, first_query, q_stride,
+                    start, queries, column, factor, False, HEADS, HEAD, THRESHOLD, SCALE, TILE, PRECISION, UPCAST,
                 )  # fmt: skip
                 if TILE < 32:  # noqa: SIM102  (larger tiles do not compile it)
                     if is_one:
@@ -302,7 +352,7 @@ def attend_backward(
                         of_query *= scale * SCALE
                         row = tl.arange(0, TILE)
                         _store_rows(grad_q, first_query, q_stride, row, queries, column, of_query, HEAD)
-                        tl.store(of_tile, tl.sum(of_query, 0), mask=column < HEAD)
+                        tl.store(of_first, tl.sum(of_query, 0), mask=column < HEAD)
             # A row depends on its own key alone, so only the results of rows without keys are masked.
             of_key = tl.where((other < left)[:, None], of_key * (scale * SCALE), 0.0)
             of_value = tl.where((other < left)[:, None], of_value * SCALE, 0.0)
@@ -311,20 +361,23 @@ def attend_backward(
             tl.store(of_tile + HEADS * HEAD, tl.sum(of_key, 0), mask=column < HEAD)
             tl.store(of_tile + 2 * HEADS * HEAD, tl.sum(of_value, 0), mask=column < HEAD)
     else:
-        row, of_tile = tl.arange(0, TILE), partials + (tile - KEY_TILES) * (3 * HEADS * HEAD)
-        if (tile - KEY_TILES) * TILE >= queries:
+        row = tl.arange(0, TILE)
+        if tile * TILE >= queries:
             _store_zeros(of_tile, column, HEAD)
-        if tile >= 2 * KEY_TILES:
+        if number >= key_tiles:
             _store_zeros(of_tile + HEADS * HEAD, column, HEAD)
             _store_zeros(of_tile + 2 * HEADS * HEAD, column, HEAD)
         full = _end_of_full(keys, KEYS)
-        for start in range((tile - KEY_TILES) * TILE, tl.where(is_one, 0, queries), query_tiles * TILE):
+        end = tl.minimum(tl.where(is_one, 0, queries), (tile + 1) * TILE)
+        for start in range(tile * TILE, end, TILE):  # once or not at all
             left = queries - start
             of_row = _numbers(of_rows, start, row, left) if THRESHOLD > 0 else row
             query = _rows(q, first_query + start, q_stride, row, left, column, HEAD, UPCAST)
             above = _rows(grad, first_query + start, HEADS * HEAD, row, left, column, HEAD, UPCAST)
             log = _of_rows(logs, start, row, left, float("inf"))
-            product = _of_rows(along, start, row, left, 0.0)
+            product = _products(
+                out, above, along, first_query, start, row, left, column, False, HEADS, HEAD, SCALE, TILE
+            )
             of_query = tl.zeros([TILE, WIDTH], tl.float32)
             for start_key in range(0, full, KEYS):
                 of_query = _queries_backward_tile(
