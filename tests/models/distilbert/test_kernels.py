@@ -180,6 +180,20 @@ def test_dense_attention_agrees_with_float64(dropout: float, monkeypatch: pytest
     assert difference.largest < 5e-6, difference
 
 
+@pytest.mark.parametrize("padded_to", [19, None])
+def test_programs_of_small_tiles_hash_the_masks_that_others_load(
+    padded_to: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, small = Layout.of(sentences([5, 18], padded_to, 3)), fused.attention.TILES["half"][0][1]
+    options, masks = fused.attention.AttentionOptions(layout.sentences, 2, seeded(fused, 0.3, "cpu")), []
+    for queries in (16, 32):  # of the backward pass, for which `numbers` are kept
+        tiles = small, small._replace(queries=queries)
+        monkeypatch.setattr(fused.attention, "tiles_of", lambda *_, tiles=tiles: tiles)
+        assert (fused.attention.numbers_of(options, torch.zeros(38, 20)) is None) == (queries == 16)
+        masks.append(mask_of_attention(fused, options, layout, 10, "cpu"))
+    assert all(torch.equal(*pair) for pair in zip(*masks, strict=True))
+
+
 def test_attention_of_long_sentences_agrees_with_float64() -> None:
     difference = attention(fused, sentences([130, 70], None, 3), 1, 20, torch.float32)
     assert difference.largest < 1e-5, difference

@@ -62,6 +62,10 @@ class AttentionOptions(NamedTuple):
             return 1 if first_only else -(-self.sentences.longest // size)
         return self.sentences.count + 1 + (0 if first_only else tokens // size)
 
+    def seed(self, numbers: Tensor | None) -> Tensor | None:
+        """Returns the seed for kernels without `numbers`."""
+        return self.drop.seed if numbers is None else None
+
     def constants(self, q: Tensor, tiles: Tiles) -> dict[str, Any]:
         _, _, longest, padded = self.sentences
         # Triton's interpreter multiplies bfloat16 incorrectly.
@@ -102,9 +106,10 @@ def tiles_of(options: AttentionOptions, dtype: torch.dtype) -> tuple[Tiles, Tile
 
 
 def numbers_of(options: AttentionOptions, k: Float[Tensor, "tokens dim"]) -> Int[Tensor, "2 heads tokens"] | None:
-    """Returns the hashes of rows and columns for the kernels' dropout masks, None where these have none."""
+    """Returns the hashes of rows and columns for the kernels' dropout masks; None where they hash, or have no masks."""
     count, longest, padded = options.sentences.count, options.sentences.longest, options.sentences.padded
-    if not options.drop.p or is_dense(options, k.dtype):
+    are_small = max(tiles.queries for tiles in tiles_of(options, k.dtype)) < 32  # hashing takes less than a launch
+    if not options.drop.p or is_dense(options, k.dtype) or are_small:
         return None
     numbers = k.new_empty(2, options.num_heads, len(k), dtype=torch.int32)
     launch(
@@ -133,8 +138,9 @@ def attend(
     logs = q.new_empty(options.num_heads, len(q), dtype=torch.float32)
     launch(
         kernels.attend, options.grid(options.tiles(len(k), tiles.queries, options.first_only)),
-        q, k, v, out, logs, options.sentences.bounds, numbers, options.sentences.count, len(k), len(q),
-        q.stride(0), k.stride(0), log2(euler) * scale_of(q, options.num_heads), **options.constants(q, tiles),
+        q, k, v, out, logs, options.sentences.bounds, numbers, options.seed(numbers),
+        options.sentences.count, len(k), len(q), q.stride(0), k.stride(0),
+        log2(euler) * scale_of(q, options.num_heads), **options.constants(q, tiles),
     )  # fmt: skip
     return out, logs
 
@@ -173,7 +179,7 @@ def attend_backward(
     partials = q.new_empty(grid[2] * max(key_tiles, query_tiles), 3 * q.shape[1], dtype=torch.float32)
     launch(
         kernels.attend_backward, grid,
-        q, k, v, grad, out, saved, delta, *grads, partials, options.sentences.bounds, numbers,
+        q, k, v, grad, out, saved, delta, *grads, partials, options.sentences.bounds, numbers, options.seed(numbers),
         options.sentences.count, len(k), len(q), q.stride(0), k.stride(0), log2(euler) * scale, scale,
         KEY_TILES=key_tiles if options.sentences.padded else 0, **options.constants(q, tiles),
     )  # fmt: skip

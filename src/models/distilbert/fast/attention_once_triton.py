@@ -51,7 +51,7 @@ def attend_backward_once(
     logs += head.to(tl.int64) * tokens + begin
     along += head.to(tl.int64) * tokens + begin
     partials += s.to(tl.int64) * (3 * STRIDE) + head * HEAD + column
-    of_rows, of_columns = _numbers_of(numbers, head, begin, tokens, HEADS, THRESHOLD)
+    of_rows, of_columns = _numbers_of(numbers, None, s, head, begin, tokens, HEADS, THRESHOLD)
     for start in range(0, LONGEST, TILE):
         left = LONGEST - start
         above = _rows(grad, begin + start, STRIDE, row, left, column, HEAD, True)

@@ -6,7 +6,7 @@ are keys. Otherwise it is the rows from bounds[s] to bounds[s + 1]. Each row of 
 its first row is, and query s is that of sentence s. Tiles without keys are skipped.
 
 A program handles one head and one tile of one sentence. Packed sentences have as many programs as they have tiles: see
-`_place`. Rows after the last packed sentence (padding) get zeros.
+`place_of`. Rows after the last packed sentence (padding) get zeros.
 Logarithms and exponents are of base 2.
 """
 
@@ -14,43 +14,7 @@ import triton
 import triton.language as tl
 
 from src.models.distilbert.fast.dropout_triton import column_numbers, is_kept, keys_of, row_numbers
-
-
-@triton.jit
-def _sentence(
-    bounds, s, sentences, tokens, PADDED: tl.constexpr, FIRST: tl.constexpr, LONGEST: tl.constexpr,
-):  # fmt: skip
-    """Returns first row, number of rows and of keys of sentence s, and first row and number of its queries.
-
-    The sentence after the last one is a packed batch's padding: it has rows and no keys.
-    """
-    if PADDED:
-        begin, rows, keys = s * LONGEST, LONGEST, tl.load(bounds + s)
-        keys = tl.minimum(keys, LONGEST)
-    else:
-        begin = tl.load(bounds + s)
-        rows = tl.load(bounds + tl.minimum(s + 1, sentences), mask=s < sentences, other=tokens) - begin
-        keys = tl.where(s < sentences, rows, 0)
-    if FIRST:
-        first_query, queries = s, tl.where(s < sentences, 1, 0)
-    else:
-        first_query, queries = begin, rows
-    return begin, rows, keys, first_query, queries
-
-
-@triton.jit
-def _place(bounds, number, sentences, size):
-    """Returns the packed sentence of tile `number` and which of its tiles of `size` rows that is.
-
-    The tiles of sentence s begin with number bounds[s] // size + s. Some sentences have one more number than tiles.
-    """
-    before = tl.zeros([128], tl.int32)
-    for start in range(0, sentences + 1, 128):
-        s = start + tl.arange(0, 128)
-        first = tl.load(bounds + s, mask=s <= sentences, other=0) // size + s
-        before += ((first <= number) & (s <= sentences)).to(tl.int32)
-    s = tl.sum(before, 0) - 1
-    return s, number - (tl.load(bounds + s) // size + s)
+from src.models.distilbert.fast.sentences_triton import place_of, sentence_of
 
 
 @triton.jit
@@ -99,7 +63,7 @@ def number(
     Tiles load them: all programs of a head and a sentence would compute the same ones again.
     """
     s, head = tl.program_id(2), tl.program_id(1)
-    begin, rows, _, _, _ = _sentence(bounds, s, sentences, tokens, PADDED, False, LONGEST)
+    begin, rows, _, _, _ = sentence_of(bounds, s, sentences, tokens, PADDED, False, LONGEST)
     first, second = keys_of(seed, s * HEADS + head)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     of_rows = numbers + head.to(tl.int64) * tokens + begin
@@ -109,18 +73,29 @@ def number(
 
 
 @triton.jit
-def _numbers_of(numbers, head, begin, tokens, HEADS: tl.constexpr, THRESHOLD: tl.constexpr):
-    """Returns where `numbers` has those of a sentence's rows and of its columns; 0 without dropout."""
+def _numbers_of(numbers, seed, s, head, begin, tokens, HEADS: tl.constexpr, THRESHOLD: tl.constexpr):
+    """Returns where `numbers` has those of a sentence's rows and of its columns; 0 without dropout.
+
+    Without `numbers` it returns what `_numbers` computes them from: both keys in 64 bits, the first one hashed lowest.
+    """
     of_rows, of_columns = 0, 0
     if THRESHOLD > 0:
-        of_rows = numbers + head.to(tl.int64) * tokens + begin
-        of_columns = numbers + (HEADS + head).to(tl.int64) * tokens + begin
+        if numbers is None:
+            first, second = keys_of(seed, s * HEADS + head)
+            of_rows = (second.to(tl.uint64) << 32) | first.to(tl.uint64)
+            of_columns = (first.to(tl.uint64) << 32) | second.to(tl.uint64)
+        else:
+            of_rows = numbers + head.to(tl.int64) * tokens + begin
+            of_columns = numbers + (HEADS + head).to(tl.int64) * tokens + begin
     return of_rows, of_columns
 
 
 @triton.jit
-def _numbers(pointer, first, row, count, FULL: tl.constexpr = False):
-    return _of_rows(pointer, first, row, count, 0, FULL).to(tl.uint32)
+def _numbers(source, first, row, count, FULL: tl.constexpr = False):
+    if source.dtype.is_ptr():
+        return _of_rows(source, first, row, count, 0, FULL).to(tl.uint32)
+    else:
+        return row_numbers(first + row, source.to(tl.uint32), (source >> 32).to(tl.uint32))
 
 
 @triton.jit
@@ -155,24 +130,24 @@ def _attend_tile(
 
 @triton.jit
 def attend(
-    q, k, v, out, logs, bounds, numbers, sentences, tokens, num_queries, q_stride, k_stride, factor,
+    q, k, v, out, logs, bounds, numbers, seed, sentences, tokens, num_queries, q_stride, k_stride, factor,
     PADDED: tl.constexpr, FIRST: tl.constexpr, LONGEST: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr,
     WIDTH: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Writes `out` [queries, HEADS * HEAD] and `logs` [HEADS, queries], the log2-sum-exp2 of each query's scores.
 
-    `factor` is the scale of the scores times log2(e).
+    `factor` is the scale of the scores times log2(e). `numbers` are those of `seed`, or None to compute them here.
     """
     s, head, tile = tl.program_id(2), tl.program_id(1), tl.program_id(0)
     if FIRST and not PADDED:
         s, tile = tile, 0
     elif not PADDED:
-        s, tile = _place(bounds, tile, sentences, TILE)
-    begin, _, keys, first_query, queries = _sentence(bounds, s, sentences, tokens, PADDED, FIRST, LONGEST)
+        s, tile = place_of(bounds, tile, sentences, TILE)
+    begin, _, keys, first_query, queries = sentence_of(bounds, s, sentences, tokens, PADDED, FIRST, LONGEST)
     column = tl.arange(0, WIDTH)
     q, k, v, out = q + head * HEAD, k + head * HEAD, v + head * HEAD, out + head * HEAD
-    of_rows, of_columns = _numbers_of(numbers, head, begin, tokens, HEADS, THRESHOLD)
+    of_rows, of_columns = _numbers_of(numbers, seed, s, head, begin, tokens, HEADS, THRESHOLD)
     full = _end_of_full(keys, KEYS)
     row = tl.arange(0, TILE)
     for start in range(tile * TILE, tl.minimum(queries, (tile + 1) * TILE), TILE):  # once or not at all
@@ -278,7 +253,7 @@ def _queries_backward_tile(
 
 @triton.jit
 def attend_backward(
-    q, k, v, grad, out, logs, along, grad_q, grad_k, grad_v, partials, bounds, numbers,
+    q, k, v, grad, out, logs, along, grad_q, grad_k, grad_v, partials, bounds, numbers, seed,
     sentences, tokens, num_queries, q_stride, k_stride, factor, scale,
     PADDED: tl.constexpr, FIRST: tl.constexpr, LONGEST: tl.constexpr, HEADS: tl.constexpr, HEAD: tl.constexpr,
     WIDTH: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, TILE: tl.constexpr, KEYS: tl.constexpr,
@@ -286,7 +261,7 @@ def attend_backward(
 ):  # fmt: skip
     """Writes the gradients; the first KEY_TILES programs of a head those of keys and values, the others of queries.
 
-    Packed sentences have tokens // KEYS + sentences + 1 programs of keys, as `_place` numbers them, and not KEY_TILES.
+    Packed sentences have tokens // KEYS + sentences + 1 programs of keys, numbered by `place_of`, and not KEY_TILES.
     A sentence of one tile of less than 32 rows has all of its gradients from the first program.
     Gradients have the strides of q, k and v. `scale` is the scale of the scores. `partials` get each tile's sums over
     rows of the gradients of q, k and v, side by side, 0 for tiles without rows.
@@ -300,10 +275,10 @@ def attend_backward(
     if PADDED:
         of_tile += s * tl.maximum(KEY_TILES, query_tiles)
     else:
-        s, tile = _place(bounds, number, sentences, tl.where(is_of_keys, KEYS, TILE))
+        s, tile = place_of(bounds, number, sentences, tl.where(is_of_keys, KEYS, TILE))
         if FIRST:
             s, tile = tl.where(is_of_keys, s, number), tl.where(is_of_keys, tile, 0)
-    begin, rows, keys, first_query, queries = _sentence(bounds, s, sentences, tokens, PADDED, FIRST, LONGEST)
+    begin, rows, keys, first_query, queries = sentence_of(bounds, s, sentences, tokens, PADDED, FIRST, LONGEST)
     column = tl.arange(0, WIDTH)
     q, k, v, grad, out = q + head * HEAD, k + head * HEAD, v + head * HEAD, grad + head * HEAD, out + head * HEAD
     grad_q, grad_k, grad_v = grad_q + head * HEAD, grad_k + head * HEAD, grad_v + head * HEAD
@@ -317,7 +292,7 @@ def attend_backward(
     else:
         of_first += of_tile.to(tl.int64) * (3 * HEADS * HEAD)
     of_tile = partials + of_tile.to(tl.int64) * (3 * HEADS * HEAD)
-    of_rows, of_columns = _numbers_of(numbers, head, begin, tokens, HEADS, THRESHOLD)
+    of_rows, of_columns = _numbers_of(numbers, seed, s, head, begin, tokens, HEADS, THRESHOLD)
     is_one = (TILE < 32) & (keys > 0) & (rows <= tl.minimum(KEYS, TILE))
     # Kept weights are multiplied by SCALE. Here all other terms are divided by it, and the results multiplied.
     if is_of_keys:
