@@ -170,18 +170,18 @@ def data_jobs(plan: Plan, device: torch.device) -> Jobs:
 
 @cache
 def weight_jobs(plan: Plan, inputs: int, device: torch.device) -> Jobs:
-    """Returns jobs of `inputs` input channels each."""
-    widest = max(size for out in outputs_of(plan) for _, size in chunks(len(out.columns_plus)))
+    """Returns jobs of `inputs` input channels each. The products of columns `b` and their outputs are times `sign`."""
+    widths = {out.m: inner_widths(len(out.columns_plus)) for out in outputs_of(plan)}
+    widest = max(map(sum, widths.values()))
     jobs = []
     for out in outputs_of(plan):
-        for begin, size in chunks(len(out.columns_plus)):
-            plus, minus = padded(out.columns_plus, begin, size), padded(out.columns_minus, begin, size)
-            for term in range(2 if out.m else 1):
-                a, b = (out.plus, out.minus) if term == 0 else (out.minus, out.plus)
-                weight, sign = (out.weight_a, 1) if term == 0 else (out.weight_b, -1)
-                for at in range(0, out.num_inputs, inputs):
-                    head = [sign, at, out.num_inputs, weight, out.channels, a, b if out.m else -1, begin]
-                    jobs.append((size, head + plus + [-1] * (widest - size) + minus + [-1] * (widest - size)))
+        outputs = padded(out.columns_plus, 0, widest) + padded(out.columns_minus, 0, widest)
+        for term in range(2 if out.m else 1):
+            a, b = (out.plus, out.minus) if term == 0 else (out.minus, out.plus)
+            weight, sign = (out.weight_a, 1) if term == 0 else (out.weight_b, -1)
+            for at in range(0, out.num_inputs, inputs):
+                head = [sign, at, out.num_inputs, weight, out.channels, a, b if out.m else -1, 0]
+                jobs.append((widths[out.m], head + outputs))
     return Jobs.of(jobs, device)
 
 

@@ -226,53 +226,70 @@ def contract_backward_data(
 
 @triton.jit
 def _add_products(
-    acc, h_rows, x_rows, g_rows, is_input, is_output, begin, end, negate,
-    MID: tl.constexpr, BE: tl.constexpr, IB: tl.constexpr, PRECISION: tl.constexpr, SETTLE: tl.constexpr,
+    acc, acc2, h_rows, x_rows, grad, job, table, stride, is_input, begin, end, sign,
+    MID: tl.constexpr, BE: tl.constexpr, BN1: tl.constexpr, BN2: tl.constexpr, IB: tl.constexpr,
+    PRECISION: tl.constexpr, SETTLE: tl.constexpr,
 ):  # fmt: skip
+    """Adds the products of both widths, which share their left factor."""
+    outputs, is_output = _output_columns(job + HEAD + table, 0, BN1, False)
+    g_rows = grad + outputs * stride
+    if BN2 > 0:
+        outputs2, is_output2 = _output_columns(job + HEAD + table, BN1, BN2, False)
+        g2_rows = grad + outputs2 * stride
     for block in range(begin, end):
         edge = block * BE + tl.arange(0, BE)
         h = tl.load(h_rows[:, None] + edge[None, :])
         x = tl.load(x_rows[:, None] + edge[None, :], mask=is_input[:, None], other=0.0)
-        x = tl.where(negate, -x, x)
         g = tl.load(g_rows[:, None] + edge[None, :], mask=is_output[:, None], other=0.0)
+        x = (x * sign).to(h.dtype)
         a = tl.reshape(x[:, None, :] * h[None, :, :], [IB * MID, BE])
         acc = tl.dot(a, tl.trans(g), acc, input_precision=PRECISION)
+        if BN2 > 0:
+            g2 = tl.load(g2_rows[:, None] + edge[None, :], mask=is_output2[:, None], other=0.0)
+            acc2 = tl.dot(a, tl.trans(g2), acc2, input_precision=PRECISION)
         settle(SETTLE)
-    return acc
+    return acc, acc2
+
+
+@triton.jit
+def _store_weights(target, acc, job, n, k, at, inputs, channels, MID: tl.constexpr, BN: tl.constexpr,
+                   EVEN: tl.constexpr):  # fmt: skip
+    is_output = tl.load(job + HEAD + n) >= 0
+    of_output, of_input = _weights_of(n, k, inputs, channels, MID, False)
+    is_weight = ((k >= 0) if EVEN else (at + k // MID) < inputs)[:, None] & is_output[None, :]
+    tl.store(target + of_input[:, None] + of_output[None, :], acc, mask=is_weight)
 
 
 @triton.jit
 def _weight_tile(
     job, hidden, columns, grad, grad_mixed, length, size, blocks,
-    MID: tl.constexpr, BE: tl.constexpr, BN: tl.constexpr, IB: tl.constexpr, ROW: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr, SETTLE: tl.constexpr,
+    MID: tl.constexpr, BE: tl.constexpr, BN1: tl.constexpr, BN2: tl.constexpr, IB: tl.constexpr, ROW: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr, SETTLE: tl.constexpr,
 ):  # fmt: skip
     at, inputs, first, channels = tl.load(job + 1), tl.load(job + 2), tl.load(job + 3), tl.load(job + 4)
-    column_a, column_b, begin = tl.load(job + 5), tl.load(job + 6), tl.load(job + 7)
+    column_a, column_b = tl.load(job + 5), tl.load(job + 6)
     sign = tl.load(job)
-    n, i, mid, k = tl.arange(0, BN), tl.arange(0, IB), tl.arange(0, MID), tl.arange(0, IB * MID)
+    i, mid, k = tl.arange(0, IB), tl.arange(0, MID), tl.arange(0, IB * MID)
     is_input = (i >= 0) if EVEN else (at + i) < inputs
-    outputs_a, is_output = _output_columns(job + HEAD, 0, BN, False)
     split = tl.program_id(1)
     first_block = split * blocks
     last_block = tl.minimum(first_block + blocks, length // BE)
     stride = length.to(tl.int64)
     h_rows = hidden + mid * stride
-    acc = tl.zeros([IB * MID, BN], tl.float32)
-    acc = _add_products(
-        acc, h_rows, columns + (column_a + at + i) * stride, grad + outputs_a * stride, is_input, is_output,
-        first_block, last_block, False, MID, BE, IB, PRECISION, SETTLE,
+    acc, acc2 = tl.zeros([IB * MID, BN1], tl.float32), tl.zeros([IB * MID, BN2 if BN2 > 0 else 16], tl.float32)
+    acc, acc2 = _add_products(
+        acc, acc2, h_rows, columns + (column_a + at + i) * stride, grad, job, 0, stride, is_input,
+        first_block, last_block, 1, MID, BE, BN1, BN2, IB, PRECISION, SETTLE,
     )  # fmt: skip
     if column_b >= 0:
-        outputs_b, _ = _output_columns(job + HEAD, (ROW - HEAD) // 2, BN, False)
-        acc = _add_products(
-            acc, h_rows, columns + (column_b + at + i) * stride, grad + outputs_b * stride, is_input, is_output,
-            first_block, last_block, sign < 0, MID, BE, IB, PRECISION, SETTLE,
+        acc, acc2 = _add_products(
+            acc, acc2, h_rows, columns + (column_b + at + i) * stride, grad, job, (ROW - HEAD) // 2, stride, is_input,
+            first_block, last_block, sign, MID, BE, BN1, BN2, IB, PRECISION, SETTLE,
         )  # fmt: skip
-    of_output, of_input = _weights_of(begin + n, k, inputs, channels, MID, False)
     target = grad_mixed + split.to(tl.int64) * size + (first + at * channels) * MID
-    is_weight = ((k >= 0) if EVEN else (at + k // MID) < inputs)[:, None] & is_output[None, :]
-    tl.store(target + of_input[:, None] + of_output[None, :], acc, mask=is_weight)
+    _store_weights(target, acc, job, tl.arange(0, BN1), k, at, inputs, channels, MID, BN1, EVEN)
+    if BN2 > 0:
+        _store_weights(target, acc2, job, BN1 + tl.arange(0, BN2), k, at, inputs, channels, MID, BN2, EVEN)
 
 
 @triton.jit
@@ -284,7 +301,8 @@ def contract_backward_weight(
     """The gradient of `IB` input channels' mixed weights of one (m, term), over one split of the edges.
 
     `hidden`, `columns` and `grad` are transposed, with `length` edges (a multiple of BE) as the last, inner dimension.
-    A split is `blocks` times BE edges.
+    A split is `blocks` times BE edges. A kind of WIDTHS is two widths of output channels (96 = 64 + 32), so that all
+    channels share a left factor and each edge's x and h are read once.
     """
     job = jobs + tl.program_id(0) * ROW
     kind = tl.load(kinds + tl.program_id(0))
@@ -292,5 +310,5 @@ def contract_backward_weight(
         if kind == t:
             _weight_tile(
                 job, hidden, columns, grad, grad_mixed, length, size, blocks,
-                MID, BE, WIDTHS[t], IB, ROW, EVEN, PRECISION, SETTLE,
+                MID, BE, WIDTHS[t][0], WIDTHS[t][1], IB, ROW, EVEN, PRECISION, SETTLE,
             )  # fmt: skip
