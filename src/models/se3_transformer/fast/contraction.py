@@ -155,16 +155,18 @@ def forward_jobs(plan: Plan, device: torch.device) -> Jobs:
 
 @cache
 def data_jobs(plan: Plan, device: torch.device) -> Jobs:
-    widths = {out.m: inner_widths(len(out.columns_plus)) for out in outputs_of(plan)}
-    widest = max(map(sum, widths.values()))
+    size = sum(plan.group.size((d_in, d_out)) for _, _, d_out, d_in in plan.terms())  # from weights to their negatives
+    widths = {out.m: inner_widths(len(out.columns_plus) * (2 if out.m else 1)) for out in outputs_of(plan)}
     jobs = []
     for out in outputs_of(plan):
+        count = len(out.columns_plus)
         for sign in (1, -1)[: 2 if out.m else 1]:
             same, other = (out.columns_plus, out.columns_minus)[::sign]
+            weight_b = out.weight_b + (size if sign > 0 else 0)
             column = (out.plus, out.minus)[::sign][0]
-            head = [-sign, out.num_inputs, out.weight_a, out.weight_b if out.m else -1, column, 0, out.channels, 0]
-            kind = (*widths[out.m], 2 if out.m else 1)
-            jobs.append((kind, head + padded(same, 0, widest) + padded(other, 0, widest)))
+            head = [0, out.num_inputs, out.weight_a, weight_b, column, count, out.channels, 0]
+            columns = same + other if out.m else same
+            jobs.append((widths[out.m], head + padded(columns, 0, sum(widths[out.m]))))
     return Jobs.of(jobs, device)
 
 
@@ -214,10 +216,23 @@ def mix(weight: Float[Tensor, "rows mid"], plan: Plan) -> Float[Tensor, "splits 
     return Mix.apply(weight, plan) if plan.mixes_at_once else plan.mix(weight)  # type: ignore[return-value]
 
 
+def signed(mixed: Float[Tensor, " _"], dtype: torch.dtype) -> Float[Tensor, "2 _"]:
+    """Returns the mixed weights and their negatives in `dtype`, by one launch."""
+    out = mixed.new_empty(2, len(mixed), dtype=dtype)
+    return torch.mul(mixed, signs_on(mixed.device, mixed.dtype), out=out)
+
+
+@cache
+@torch.inference_mode(False)
+def signs_on(device: torch.device, dtype: torch.dtype) -> Float[Tensor, "2 1"]:
+    """Returns 1 and -1; cached, because a CUDA graph cannot capture the copy."""
+    return torch.tensor([[1.0], [-1.0]], device=device, dtype=dtype)
+
+
 class Contraction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, columns: Tensor, mixed: Tensor, plan: Plan) -> Tensor:
-        h, x, w = hidden.contiguous(), columns.contiguous(), mixed[0].to(columns.dtype).contiguous()
+        h, x, w = hidden.contiguous(), columns.contiguous(), signed(mixed[0], columns.dtype)
         ctx.save_for_backward(h, x, w)
         ctx.plan, ctx.dtypes = plan, (hidden.dtype, mixed.dtype)
         edges, tiles = len(x), tiles_of(x.dtype)["forward"]
@@ -237,12 +252,12 @@ class Contraction(torch.autograd.Function):
         g = grads[0].to(x.dtype).contiguous()
         hidden_dtype, mixed_dtype = ctx.dtypes
         grad_hidden, grad_columns = backward_data(h, x, w, g, ctx.plan)
-        grad_mixed = backward_weight(h, x, g, ctx.plan, w.numel())
+        grad_mixed = backward_weight(h, x, g, ctx.plan, w.shape[1])
         return grad_hidden.to(hidden_dtype), grad_columns, grad_mixed.to(mixed_dtype), None
 
 
 def backward_data(h: Tensor, x: Tensor, w: Tensor, g: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-    """Returns gradients of the hidden layer (float32) and of the input columns."""
+    """Returns gradients of the hidden layer (float32) and of the input columns; `w` is `signed`."""
     edges, tiles = len(x), tiles_of(x.dtype)["data"]
     covered = sum(o.num_inputs * (2 if o.m else 1) for o in outputs_of(plan)) == x.shape[1]
     grad_columns = (torch.empty_like if covered else torch.zeros_like)(x)

@@ -146,59 +146,60 @@ def _rows_of(grad, rows64, is_row, stride, table, begin, COUNT: tl.constexpr, AL
 
 
 @triton.jit
-def _data_tile(
-    job, hidden, columns, mixed, grad, grad_hidden, grad_columns, edges, column_stride, grad_stride, ROW: tl.constexpr,
-    MID: tl.constexpr, BE: tl.constexpr, BN1: tl.constexpr, BN2: tl.constexpr, TERMS: tl.constexpr, IB: tl.constexpr,
-    EVEN: tl.constexpr, ALIGNED: tl.constexpr, TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr,
+def _terms_of(
+    job, mixed, grad, rows64, is_row, stride, k, begin, MID: tl.constexpr, COUNT: tl.constexpr, ALIGNED: tl.constexpr,
+    TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
+    """Gradients [BE, COUNT] of the job's output columns from `begin`, which of them exist, and their weights."""
     inputs, first_a, first_b = tl.load(job + 1), tl.load(job + 2), tl.load(job + 3)
-    column, channels = tl.load(job + 4), tl.load(job + 6)
-    sign = tl.load(job)
-    same, other = job + HEAD, job + HEAD + (ROW - HEAD) // 2  # output columns of this sign and of the other
+    outputs, channels = tl.load(job + 5), tl.load(job + 6)
+    is_n = _output_columns(job + HEAD, begin, COUNT, ALIGNED)[1]
+    g = _rows_of(grad, rows64, is_row, stride, job + HEAD, begin, COUNT, ALIGNED)
+    n = begin + tl.arange(0, COUNT)  # the outputs of the first term, then those of the second
+    of_n, of_input = _weights_of(tl.where(n < outputs, n, n - outputs), k, inputs, channels, MID, TRANSPOSED)
+    of_n += tl.where(n < outputs, first_a, first_b) * MID
+    if not TRANSPOSED:
+        of_n = tl.multiple_of(of_n, MID)
+    return g, is_n[:, None], mixed + of_n[:, None] + of_input[None, :]
 
+
+@triton.jit
+def _data_tile(
+    job, hidden, columns, mixed, grad, grad_hidden, grad_columns, edges, column_stride, grad_stride,
+    MID: tl.constexpr, BE: tl.constexpr, BN1: tl.constexpr, BN2: tl.constexpr, IB: tl.constexpr, EVEN: tl.constexpr,
+    ALIGNED: tl.constexpr, TRANSPOSED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    inputs, column, channels = tl.load(job + 1), tl.load(job + 4), tl.load(job + 6)
     rows = tl.program_id(0) * BE + tl.arange(0, BE)
     is_row = rows < edges
     rows64 = rows.to(tl.int64)
     mid, i, k = tl.arange(0, MID), tl.arange(0, IB), tl.arange(0, IB * MID)
     h = _rounded(hidden, rows64, is_row, columns, MID).to(tl.float32)
-    n1 = tl.arange(0, BN1)
-    is_n1 = _output_columns(same, 0, BN1, ALIGNED)[1]
-    g1 = _rows_of(grad, rows64, is_row, grad_stride, same, 0, BN1, ALIGNED)
-    if TERMS == 2:
-        r1 = _rows_of(grad, rows64, is_row, grad_stride, other, 0, BN1, ALIGNED)
-        r1 = tl.where(sign < 0, -r1, r1)
-    of_n1, of_input = _weights_of(n1, k, inputs, channels, MID, TRANSPOSED)
-    w1 = mixed + of_n1[:, None] + of_input[None, :]
+    g1, is_n1, w1 = _terms_of(
+        job, mixed, grad, rows64, is_row, grad_stride, k, 0, MID, BN1, ALIGNED, TRANSPOSED,
+    )  # fmt: skip
     if BN2 > 0:
-        n2 = BN1 + tl.arange(0, BN2)
-        is_n2 = _output_columns(same, BN1, BN2, ALIGNED)[1]
-        g2 = _rows_of(grad, rows64, is_row, grad_stride, same, BN1, BN2, ALIGNED)
-        if TERMS == 2:
-            r2 = _rows_of(grad, rows64, is_row, grad_stride, other, BN1, BN2, ALIGNED)
-            r2 = tl.where(sign < 0, -r2, r2)
-        of_n2, of_input2 = _weights_of(n2, k, inputs, channels, MID, TRANSPOSED)
-        w2 = mixed + of_n2[:, None] + of_input2[None, :]
-
-    x_rows = columns + rows64 * column_stride + column
-    out_rows = grad_columns + rows64 * column_stride + column
+        g2, is_n2, w2 = _terms_of(
+            job, mixed, grad, rows64, is_row, grad_stride, k, BN1, MID, BN2, ALIGNED, TRANSPOSED,
+        )  # fmt: skip
+    x_rows = columns + (rows64 * column_stride + column)[:, None] + i[None, :]
+    out_rows = grad_columns + (rows64 * column_stride + column)[:, None] + i[None, :]
     grad_h = tl.zeros([BE, MID], tl.float32)
+    is_x = is_row[:, None] & (i < inputs)[None, :]
+    x = tl.load(x_rows, mask=is_x, other=0.0)
     for at in range(0, inputs, IB):
+        x_now, is_now = x.to(tl.float32), is_x
+        is_x = is_row[:, None] & (at + IB + i < inputs)[None, :]
+        x = tl.load(x_rows + (at + IB), mask=is_x, other=0.0)  # a step ahead: Triton pipelines only weights
         is_k = ((k >= 0) if EVEN else (at + k // MID) < inputs)[None, :]
-        first = tl.multiple_of((first_a + at * channels) * MID, MID)
-        z = tl.dot(g1, tl.load(w1 + first, mask=is_n1[:, None] & is_k, other=0.0), input_precision=PRECISION)
+        step = tl.multiple_of(at * channels * MID, MID)
+        z = tl.dot(g1, tl.load(w1 + step, mask=is_n1 & is_k, other=0.0), input_precision=PRECISION)
         if BN2 > 0:
-            z = tl.dot(g2, tl.load(w2 + first, mask=is_n2[:, None] & is_k, other=0.0), z, input_precision=PRECISION)
-        if TERMS == 2:  # a constant: Triton does not pipeline loads of a branch
-            first = tl.multiple_of((first_b + at * channels) * MID, MID)
-            z = tl.dot(r1, tl.load(w1 + first, mask=is_n1[:, None] & is_k, other=0.0), z, input_precision=PRECISION)
-            if BN2 > 0:
-                z = tl.dot(r2, tl.load(w2 + first, mask=is_n2[:, None] & is_k, other=0.0), z, input_precision=PRECISION)
+            z = tl.dot(g2, tl.load(w2 + step, mask=is_n2 & is_k, other=0.0), z, input_precision=PRECISION)
         z = tl.reshape(z, [BE, IB, MID])
-        is_x = is_row[:, None] & ((i >= 0) if EVEN else (at + i) < inputs)[None, :]
-        x = tl.load(x_rows[:, None] + (at + i)[None, :], mask=is_x, other=0.0).to(tl.float32)
         grad_x = tl.sum(z * h[:, None, :], 2)
-        tl.store(out_rows[:, None] + (at + i)[None, :], grad_x.to(grad_columns.dtype.element_ty), mask=is_x)
-        grad_h += tl.sum(z * x[:, :, None], 1)
+        tl.store(out_rows + at, grad_x.to(grad_columns.dtype.element_ty), mask=is_now)
+        grad_h += tl.sum(z * x_now[:, :, None], 1)
     share = grad_hidden + tl.program_id(1).to(tl.int64) * edges * MID
     tl.store(share + rows64[:, None] * MID + mid[None, :], grad_h, mask=is_row[:, None])
 
@@ -211,16 +212,17 @@ def contract_backward_data(
 ):  # fmt: skip
     """Gradients of the input columns of one sign of one m, and this job's partial gradient of the hidden layer.
 
-    The output channels are the inner dimension here, as sums of two widths (96 = 64 + 32). A kind of WIDTHS is both
-    and the number of terms (1 for m = 0).
+    The inner dimension of the products are the output channels of both terms, in two widths (192 = 128 + 64), which
+    are a kind of WIDTHS. `mixed` is followed by its negative, for the term that is subtracted: the tensor cores take
+    `grad` from shared memory only as it is loaded.
     """
     job = jobs + tl.program_id(1) * ROW
     kind = tl.load(kinds + tl.program_id(1))
     for t in tl.static_range(len(WIDTHS)):
         if kind == t:
             _data_tile(
-                job, hidden, columns, mixed, grad, grad_hidden, grad_columns, edges, column_stride, grad_stride, ROW,
-                MID, BE, WIDTHS[t][0], WIDTHS[t][1], WIDTHS[t][2], IB, EVEN, ALIGNED, TRANSPOSED, PRECISION,
+                job, hidden, columns, mixed, grad, grad_hidden, grad_columns, edges, column_stride, grad_stride,
+                MID, BE, WIDTHS[t][0], WIDTHS[t][1], IB, EVEN, ALIGNED, TRANSPOSED, PRECISION,
             )  # fmt: skip
 
 
@@ -276,6 +278,7 @@ def _weight_tile(
     last_block = tl.minimum(first_block + blocks, length // BE)
     stride = length.to(tl.int64)
     h_rows = hidden + mid * stride
+    # ptxas waits for every single product if the second loop comes first.
     acc, acc2 = tl.zeros([IB * MID, BN1], tl.float32), tl.zeros([IB * MID, BN2 if BN2 > 0 else 16], tl.float32)
     acc, acc2 = _add_products(
         acc, acc2, h_rows, columns + (column_a + at + i) * stride, grad, job, 0, stride, is_input,
