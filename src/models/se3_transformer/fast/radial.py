@@ -15,7 +15,9 @@ from src.models.se3_transformer.fast import radial_triton as kernels
 from src.models.se3_transformer.radial import HiddenLayers
 
 EDGES = 64  # per tile
-PROGRAMS = 264  # in the backward pass: two per multiprocessor of an H200
+# In the backward pass. `benchmarks.se3_kernels tiles` times others.
+PROGRAMS = 264  # two per multiprocessor of an H200
+REGISTERS: int | None = None  # the most of a thread; None leaves them to the compiler
 MAX_INPUTS = 16
 
 
@@ -61,7 +63,7 @@ class Hidden(torch.autograd.Function):
         launch(kernels.radial_backward, (programs,), 
             inputs, packed, grads[0].contiguous(), grad_inputs, partials, len(inputs), blocks, ctx.eps or 0.0,
             INPUTS=inputs.shape[1], PADDED=16, MID=ctx.mid, NORM=ctx.eps is not None, BE=EDGES,
-            WANTS_INPUTS=wants_inputs, PRECISION=thorough(torch.float32), num_warps=4,
+            WANTS_INPUTS=wants_inputs, PRECISION=thorough(torch.float32), num_warps=4, maxnreg=REGISTERS,
         )  # fmt: skip
         return grad_inputs if wants_inputs else None, sum_partials(partials), None, None
 
