@@ -122,11 +122,11 @@ def kernels(graph: Graph, dtype: torch.dtype) -> list[Kernel]:
     return [
         ("contraction", lambda h, x, w: contraction.contract(h, x, w, plan),
          [random(edges, MID).relu(), random(edges, plan.source.num_features), weights], products),
-        ("to edges", lambda x: edge_kernels.gather_to_edges(x, turns, graph, plan.source), [features], 0),
+        ("to edges", lambda x: edge_kernels.gather_to_edges(x, turns, graph, plan.source)[0], [features], 0),
         ("attention", lambda m, q: edge_kernels.attend(m, q, turns, graph, value, key, HEADS),
          [random(edges, plan.num_columns), random(nodes, VALUE.num_features)], 0),
         ("norm", lambda x, w, b: norm.norm(x, w, b, HIDDEN, 2.0**-24, 1e-5), [features, *affine], 0),
-        ("linear", lambda w, x: linear.linear((x,), w), [random(4, 32, 32, as_dtype=torch.float32), features],
+        ("linear", lambda w, x: linear.linear((x,), w)[0], [random(4, 32, 32, as_dtype=torch.float32), features],
          2 * 16 * 32 * 32 * nodes),
         ("radial", lambda x, *_: radial.hidden(x, group.hidden),
          [random(edges, 5, as_dtype=torch.float32), *group.hidden.parameters()], 0),

@@ -81,7 +81,7 @@ def gathering(fused: Any, layout: EdgeLayout, graph: Graph, dtype: torch.dtype) 
     real = (torch.arange(len(graph.src), device=device) < graph.dst_ptr[-1])[:, None]
     matrices = matrices.to(dtype)
     return difference(
-        lambda x: fused.edges.gather_to_edges(x, matrices, graph, layout),
+        lambda x: fused.edges.gather_to_edges(x, matrices, graph, layout)[0],
         lambda x: layout.to_edge(x[graph.src], matrices.double()) * real,
         [features],
     )
@@ -138,7 +138,9 @@ def multiplying(
     weights = random(degrees, outer, sum(inner), seed=11, device=device).to(dtype).float()
     inputs = [random(nodes, degrees**2 * c, seed=12 + c, device=device).to(dtype) for c in inner]
     fiber = Fiber.create(degrees, outer)
-    return difference(lambda w, *x: fused.linear.linear(x, w), lambda w, *x: multiply(x, w, fiber), [weights, *inputs])
+    return difference(
+        lambda w, *x: fused.linear.linear(x, w)[0], lambda w, *x: multiply(x, w, fiber), [weights, *inputs]
+    )
 
 
 def hidden_layer(

@@ -101,17 +101,17 @@ class AttentionBlockSE3(nn.Module):
 
 
 def apply_convolution(
-    convolution: Callable[..., Tensor],
+    convolution: Callable[..., Any],
     features: Float[Tensor, "nodes features_in"],
     geometry: Any,
     edge_features: EdgeFeatures,
     low_memory: bool,
-) -> Float[Tensor, "rows features_out"]:
-    """Returns the convolution's output; with `low_memory`, the backward pass recomputes it."""
+) -> Any:
+    """Returns the convolution's result; with `low_memory`, the backward pass recomputes it."""
     if not low_memory:
         return convolution(features, geometry, edge_features)
     arguments = (features, geometry, edge_features)
-    return checkpoint(convolution, *arguments, use_reentrant=False, preserve_rng_state=False)  # type: ignore[return-value]
+    return checkpoint(convolution, *arguments, use_reentrant=False, preserve_rng_state=False)
 
 
 def attend(

@@ -40,6 +40,12 @@ class LinearSE3(nn.Module):
     def forward(self, *features: Float[Tensor, "nodes _"]) -> Float[Tensor, "nodes features_out"]:
         return self._all_at_once(features) if self.batched else self._by_degree(features)
 
+    def passing(
+        self, *features: Float[Tensor, "nodes _"]
+    ) -> tuple[Float[Tensor, "nodes features_out"], Float[Tensor, "nodes _"]]:
+        """Returns the output, and the first input for its other uses; a kernel may add their gradient to its own."""
+        return self(*features), features[0]
+
     def _all_at_once(self, features: tuple[Tensor, ...]) -> Tensor:
         dtype = working_dtype(features[0])
         return multiply(tuple(x.to(dtype) for x in features), self.stacked().to(dtype), self.fiber_out)

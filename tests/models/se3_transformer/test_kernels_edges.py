@@ -8,7 +8,7 @@ import torch
 from src.models.se3_transformer import Fiber, fast
 from src.models.se3_transformer.fast import edges  # noqa: F401  # imports the kernels
 from src.models.se3_transformer.fast.frames import EdgeLayout
-from tests.support.kernel_differences import random
+from tests.support.kernel_differences import difference, random
 from tests.support.se3_kernels import attention, gathering, packed, ragged, summing
 
 fused: Any = fast
@@ -32,6 +32,22 @@ def layout(degrees: int, channels: int, max_m: int | None = None) -> EdgeLayout:
 @pytest.mark.parametrize("shape", LAYOUTS)
 def test_gathering_equals_plain_torch(shape: EdgeLayout) -> None:
     assert gathering(fused, shape, PADDED, torch.float32).largest < SINGLE
+
+
+def test_the_gradient_of_gathered_features_adds_that_of_their_other_uses() -> None:
+    shape = layout(3, 4)
+    features = random(len(PADDED.positions), shape.fiber.num_features, seed=1).float()
+    turns, real = packed(PADDED, 2), int(PADDED.dst_ptr[-1])
+
+    def both(columns: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        return torch.cat([columns[:real].flatten(), 2 * features.flatten()])
+
+    def fast(x: torch.Tensor) -> torch.Tensor:
+        return both(*fused.edges.gather_to_edges(x, turns.float(), PADDED, shape))
+
+    assert difference(fast, lambda x: both(shape.to_edge(x[PADDED.src], turns), x), [features]).largest < SINGLE
+    _, other = fused.edges.gather_to_edges(features.requires_grad_(), turns.float(), PADDED, shape)
+    assert (torch.autograd.grad(2 * other.sum(), features)[0] == 2).all()
 
 
 @pytest.mark.parametrize("shape", LAYOUTS)
@@ -85,7 +101,7 @@ def test_padding_has_no_effect_and_no_gradient() -> None:
     columns, messages = (random(len(PADDED.src), n * shape.num_features, seed=n).float() for n in (1, 2))
     columns[real:], messages[real:] = torch.nan, torch.nan
     leaves = [x.requires_grad_() for x in (features, columns, messages)]
-    gathered = fused.edges.gather_to_edges(features, turns, PADDED, shape)
+    gathered, _ = fused.edges.gather_to_edges(features, turns, PADDED, shape)
     sums = fused.edges.sum_from_edges(columns, turns, PADDED, shape)
     query = features.detach().nan_to_num().requires_grad_()
     attended = fused.edges.attend(messages, query, turns, PADDED, shape, shape, 2)
@@ -104,12 +120,12 @@ def test_padding_has_no_effect_and_no_gradient() -> None:
 def test_a_graph_of_padded_edges_gives_no_error() -> None:
     graph, shape = ragged((1, 1), pad=(2, 5)), layout(2, 4)
     assert not int(graph.dst_ptr[-1])
-    for difference in (
+    for result in (
         gathering(fused, shape, graph, torch.float32),
         summing(fused, shape, graph, torch.float32),
         attention(fused, shape, shape, 2, graph, torch.float32),
     ):
-        assert difference.largest == 0
+        assert result.largest == 0
 
 
 def test_only_rectangles_that_fit_a_tile_are_supported() -> None:

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from src.gpu import triton_helpers as shared
 from src.gpu.replace import Kernels, replace_submodules
 from src.models.se3_transformer import ConvSE3, Fiber, Geometry, SE3TransformerPooled, energy_and_forces, fast
+from src.models.se3_transformer.attention import AttentionBlockSE3
 from src.models.se3_transformer.fast import contraction, edges, linear, norm, pooling, radial, rotations
 from src.models.se3_transformer.fast.conv import kernels_for
 from tests.support.kernel_differences import error, random
@@ -92,6 +94,30 @@ def test_the_network_with_pairwise_sharing_equals_plain_torch(launched: set[str]
     prediction, gradients = outcome("auto", torch.float32, sharing="pairwise")
     assert error(prediction, expected) < 1e-5 and "contract" in launched
     assert all(error(gradient, expected_gradients[name]) < 1e-4 for name, gradient in gradients.items())
+
+
+def test_a_blocks_gradients_of_its_features_are_added_by_kernels(launched: set[str]) -> None:
+    fiber, graph = Fiber.create(2, 4), random_graph(dtype=torch.float32)
+    block = AttentionBlockSE3(fiber, fiber, 1, 1, num_heads=2)
+    replace_submodules(network := nn.Sequential(block), fast.REPLACEMENTS, "auto")
+    features = random(len(graph.positions), fiber.num_features, seed=0).float().requires_grad_()
+    out = network[0](features, Geometry.of(graph, random(len(graph.src), 1, seed=1).float(), 1))
+    with Additions() as additions:
+        out.sum().backward()
+    assert "attend_backward" in launched and features.shape not in additions.shapes
+
+
+class Additions(TorchDispatchMode):
+    """Collects the shapes that torch adds within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes = set[torch.Size]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "add" in str(func):
+            self.shapes.add(args[0].shape)
+        return func(*args, **(kwargs or {}))
 
 
 def geometry_of(dtype: torch.dtype) -> Geometry:

@@ -10,8 +10,9 @@ from src.models.se3_transformer import Fiber, fast
 from src.models.se3_transformer.fast.linear import FastLinearSE3  # noqa: F401  # imports the kernels
 from src.models.se3_transformer.fast.norm import FastNormSE3  # noqa: F401
 from src.models.se3_transformer.fast.radial import FastHiddenLayers  # noqa: F401
+from src.models.se3_transformer.linear import multiply
 from src.models.se3_transformer.radial import Group, RadialGroup
-from tests.support.kernel_differences import random
+from tests.support.kernel_differences import difference, random
 from tests.support.se3_kernels import hidden_layer, multiplying, normalising
 
 fused: Any = fast
@@ -75,6 +76,23 @@ def test_linear_equals_the_reference(degrees: int, inner: tuple[int, ...], outer
     assert multiplying(fused, degrees, inner, outer, nodes, torch.float32).largest < SINGLE
 
 
+def test_the_gradient_of_the_input_adds_that_of_its_other_uses() -> None:
+    fiber = Fiber.create(3, 5)
+    inputs = [random(3, 6, 5, seed=0).float(), random(67, fiber.num_features, seed=1).float()]
+
+    def both(out: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        return torch.cat([out, 2 * features], 1)
+
+    def plain(weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return both(multiply((x,), weights, Fiber.create(3, 6)), x)
+
+    assert difference(lambda w, x: both(*fused.linear.linear((x,), w)), plain, inputs).largest < SINGLE
+    weights, features = (x.requires_grad_() for x in inputs)
+    _, other = fused.linear.linear((features,), weights)
+    assert (torch.autograd.grad(2 * other.sum(), features)[0] == 2).all()
+    assert not fused.linear.linear((features.detach(),), weights)[1].requires_grad
+
+
 def test_linear_over_more_nodes_than_tiles_of_all_splits() -> None:
     """With 64 nodes per tile and 32 splits, a split computes several tiles and the last splits none."""
     assert multiplying(fused, 1, (2, 3), 4, 2200, torch.float32).largest < SINGLE
@@ -89,7 +107,7 @@ def test_float16_linear_sums_in_float32() -> None:
 def test_linear_skips_the_gradient_of_an_input_that_needs_none() -> None:
     weights = random(2, 4, 6, seed=0).float().requires_grad_()
     first, second = random(3, 16, seed=1).float(), random(3, 8, seed=2).float().requires_grad_()
-    fused.linear.linear((first, second), weights).sum().backward()
+    fused.linear.linear((first, second), weights)[0].sum().backward()
     assert first.grad is None and second.grad is not None and weights.grad is not None
     expected = weights.detach()[[0, 1, 1, 1], :, 4:].sum(1).flatten().expand(3, -1)
     torch.testing.assert_close(second.grad, expected)

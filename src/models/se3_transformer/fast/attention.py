@@ -7,6 +7,7 @@ device, dtype or shape, plain torch rotates and attends. This module imports no 
 from jaxtyping import Float
 from torch import Tensor
 
+from src.gpu.hooks import hooked
 from src.gpu.triton_helpers import lacks
 from src.models.se3_transformer.attention import AttentionBlockSE3, AttentionSE3, apply_convolution
 from src.models.se3_transformer.conv import EdgeFeatures, Geometry
@@ -29,8 +30,13 @@ class FastAttentionBlockSE3(AttentionBlockSE3):
             return super().forward(features, geometry, edge_features)
         if not has_frames(geometry):
             return super().forward(features, geometry, edge_features)
-        query = self.to_query(features)
-        messages = apply_convolution(convolution.edge_messages, features, geometry, edge_features, self.low_memory)
+        if hooked(self.to_query):
+            query = self.to_query(features)
+        else:
+            query, features = self.to_query.passing(features)
+        messages, features = apply_convolution(
+            convolution.edge_messages, features, geometry, edge_features, self.low_memory
+        )
         value, key = convolution.plans[0].outputs
         return self.project(attend(messages, query, geometry, value, key, self.attention), features)
 

@@ -33,7 +33,7 @@ class FastConvSE3(ConvSE3):
     ) -> Float[Tensor, "nodes outputs"]:
         if not has_frames(geometry):
             return super().summed(features, geometry, edge_features)
-        columns = self.edge_messages(features, geometry, edge_features)
+        columns, _ = self.edge_messages(features, geometry, edge_features)
         (layout,) = self.plans[0].outputs
         return sum_from_edges(columns, geometry.once(edge_wigner), geometry.graph, layout)
 
@@ -42,7 +42,7 @@ class FastConvSE3(ConvSE3):
     ) -> Float[Tensor, "edges outputs"]:
         if not has_frames(geometry):
             return super().messages(features, geometry, edge_features)
-        columns, layouts = self.edge_messages(features, geometry, edge_features), self.plans[0].outputs
+        (columns, _), layouts = self.edge_messages(features, geometry, edge_features), self.plans[0].outputs
         parts = columns.split([layout.num_features for layout in layouts], 1)
         wigner = geometry.once(edge_wigner)
         return torch.cat([layout.from_edge(part, wigner) for layout, part in zip(layouts, parts, strict=True)], 1)
@@ -52,15 +52,18 @@ class FastConvSE3(ConvSE3):
         features: Float[Tensor, "nodes features"],
         geometry: Geometry,
         edge_features: EdgeFeatures = None,
-    ) -> Float[Tensor, "edges columns"]:
-        """Returns the messages in the edge frames: the columns of the plans' outputs, one after the other."""
+    ) -> tuple[Float[Tensor, "edges columns"], Float[Tensor, "nodes features"]]:
+        """Returns the messages in the edge frames: the columns of the plans' outputs, one after the other.
+
+        And the features for their other uses, whose gradient is then added by the kernel.
+        """
         wigner, source = geometry.once(edge_wigner), self.plans[0].source
         features = features.to(working_dtype(features))
         if self.edge_fiber:
             joined = self.with_edge_features(features[geometry.graph.src], edge_features)
             columns = source.to_edge(joined, wigner)
         else:
-            columns = gather_to_edges(features, wigner, geometry.graph, source)
+            columns, features = gather_to_edges(features, wigner, geometry.graph, source)
         messages = None
         for radial, plan in zip(self.radial_groups(), self.plans, strict=True):
             hidden = radial.hidden(geometry.radial_inputs)
@@ -71,7 +74,7 @@ class FastConvSE3(ConvSE3):
                     part = part.index_copy(0, null, of_null.to(part.dtype))
             messages = part if messages is None else messages + part
         assert messages is not None
-        return messages
+        return messages, features
 
 
 def plans_of(convolution: ConvSE3) -> list[Plan]:
@@ -102,15 +105,15 @@ def contract(
 
 def gather_to_edges(
     features: Float[Tensor, "nodes features"], wigner: Float[Tensor, "edges packed"], graph: Graph, layout: EdgeLayout
-) -> Float[Tensor, "edges columns"]:
-    """Returns the source nodes' features in the edge frames."""
+) -> tuple[Float[Tensor, "edges columns"], Float[Tensor, "nodes features"]]:
+    """Returns the source nodes' features in the edge frames, and the features for their other uses."""
     if layout.fiber.degrees == (0,):  # scalars do not rotate
-        return features[graph.src]
+        return features[graph.src], features
     if edges := kernels_for("conv", features, "edges"):
         if edges.supported(layout):
             return edges.gather_to_edges(features, wigner, graph, layout)
         lacks("conv", features, layout.fiber)
-    return layout.to_edge(features[graph.src], wigner)
+    return layout.to_edge(features[graph.src], wigner), features
 
 
 def sum_from_edges(

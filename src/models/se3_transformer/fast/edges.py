@@ -45,29 +45,37 @@ def _gather(features: Tensor, wigner: Tensor, nodes: Tensor, num_real: Tensor, l
     return out
 
 
-def _sum(columns: Tensor, wigner: Tensor, pointers: Tensor, order: Tensor | None, layout: EdgeLayout) -> Tensor:
+def _sum(
+    columns: Tensor, wigner: Tensor, pointers: Tensor, order: Tensor | None, layout: EdgeLayout,
+    added: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     shape = tile(layout)
     out = columns.new_empty(len(pointers) - 1, layout.fiber.num_features)
     launch(kernels.sum_from_edges, (len(out),), 
         columns, wigner, pointers, pointers if order is None else order,
-        rotation_table(layout, shape["SIZE"], columns.device), out,
-        ORDERED=order is not None, PACKED=wigner.shape[1], PRECISION=thorough(columns.dtype), **shape, num_warps=1,
+        rotation_table(layout, shape["SIZE"], columns.device), out if added is None else added, out,
+        ADD=added is not None, ORDERED=order is not None, PACKED=wigner.shape[1], PRECISION=thorough(columns.dtype),
+        **shape, num_warps=1,
     )  # fmt: skip
     return out
 
 
 class GatherToEdges(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, features: Tensor, wigner: Tensor, graph: Graph, layout: EdgeLayout) -> Tensor:
+    def forward(ctx: Any, features: Tensor, wigner: Tensor, graph: Graph, layout: EdgeLayout) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(wigner)
         ctx.graph, ctx.layout = graph, layout
-        return _gather(features.contiguous(), wigner, graph.src, graph.dst_ptr[-1:], layout)
+        ctx.set_materialize_grads(False)
+        return _gather(features.contiguous(), wigner, graph.src, graph.dst_ptr[-1:], layout), features
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None, None]:
         (wigner,) = ctx.saved_tensors
-        graph = ctx.graph
-        return _sum(grads[0].contiguous(), wigner, graph.src_ptr, graph.src_order, ctx.layout), None, None, None
+        graph, (upper, other) = ctx.graph, grads
+        if upper is None:
+            return other, None, None, None
+        added = None if other is None else other.contiguous()
+        return _sum(upper.contiguous(), wigner, graph.src_ptr, graph.src_order, ctx.layout, added), None, None, None
 
 
 class SumFromEdges(torch.autograd.Function):
@@ -147,8 +155,11 @@ def _attention_shapes(value: EdgeLayout, key: EdgeLayout, num_heads: int, wigner
 
 def gather_to_edges(
     features: Float[Tensor, "nodes features"], wigner: Float[Tensor, "edges packed"], graph: Graph, layout: EdgeLayout
-) -> Float[Tensor, "edges columns"]:
-    """Returns the source nodes' features in the edge frames; zero for padded edges."""
+) -> tuple[Float[Tensor, "edges columns"], Float[Tensor, "nodes features"]]:
+    """Returns the source nodes' features in the edge frames, zero for padded edges, and `features`.
+
+    The kernel adds the gradient of the latter's uses.
+    """
     return GatherToEdges.apply(features, wigner, graph, layout)  # type: ignore[return-value]
 
 

@@ -16,6 +16,12 @@ def _rotation(wigner, offset, mask):
 
 
 @triton.jit
+def _rectangle(base, row, channel, rows, CHANNELS: tl.constexpr):
+    mask = (row < rows)[:, None] & (channel < CHANNELS)[None, :]
+    return tl.load(base + row[:, None] * CHANNELS + channel[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
 def gather_to_edges(
     features, wigner, nodes, table, num_real, out, edges,
     PACKED: tl.constexpr, COMPONENTS: tl.constexpr, ROWS: tl.constexpr, CHANNELS: tl.constexpr,
@@ -41,16 +47,21 @@ def gather_to_edges(
 
 @triton.jit
 def sum_from_edges(
-    columns, wigner, pointers, order, table, out,
-    ORDERED: tl.constexpr, PACKED: tl.constexpr, COMPONENTS: tl.constexpr, ROWS: tl.constexpr,
+    columns, wigner, pointers, order, table, added, out,
+    ADD: tl.constexpr, ORDERED: tl.constexpr, PACKED: tl.constexpr, COMPONENTS: tl.constexpr, ROWS: tl.constexpr,
     CHANNELS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """For each node the sum over its edges of features in their frames, rotated into the common frame."""
+    """For each node the sum over its edges of features in their frames, rotated into the common frame.
+
+    With ADD, it is `added` more.
+    """
     node = tl.program_id(0).to(tl.int64)
     row, comp, channel = tl.arange(0, SIZE), tl.arange(0, SIZE), tl.arange(0, WIDTH)
     back = tl.load(table + row[None, :] * SIZE + comp[:, None])
     is_in = (row < ROWS)[:, None] & (channel < CHANNELS)[None, :]
     acc = tl.zeros([SIZE, WIDTH], tl.float32)
+    if ADD:
+        acc = _rectangle(added + node * (COMPONENTS * CHANNELS), comp, channel, COMPONENTS, CHANNELS).to(tl.float32)
     for at in range(tl.load(pointers + node), tl.load(pointers + node + 1)):
         edge = at
         if ORDERED:
@@ -68,12 +79,6 @@ def _per_head(values, WIDTH: tl.constexpr, PER_HEAD: tl.constexpr):
     heads = tl.reshape(values, [WIDTH // PER_HEAD, PER_HEAD])
     sums = tl.sum(heads, 1)[:, None] + tl.zeros_like(heads)
     return tl.reshape(sums, [WIDTH])
-
-
-@triton.jit
-def _rectangle(base, row, channel, rows, CHANNELS: tl.constexpr):
-    mask = (row < rows)[:, None] & (channel < CHANNELS)[None, :]
-    return tl.load(base + row[:, None] * CHANNELS + channel[None, :], mask=mask, other=0.0)
 
 
 @triton.jit

@@ -24,15 +24,20 @@ class FastLinearSE3(LinearSE3):
     """Multiplies all degrees 0, 1, .. of one or two inputs at once, in autocast's dtype or that of the first input."""
 
     def forward(self, *features: Float[Tensor, "nodes _"]) -> Float[Tensor, "nodes features_out"]:
+        return self.passing(*features)[0]
+
+    def passing(
+        self, *features: Float[Tensor, "nodes _"]
+    ) -> tuple[Float[Tensor, "nodes features_out"], Float[Tensor, "nodes _"]]:
         if not self.batched:
-            return super().forward(*features)
+            return super().forward(*features), features[0]
         dtype, degrees = working_dtype(features[0]), len(self.fiber_out)
         features = tuple(x.to(dtype) for x in features)
         is_complete = self.fiber_out.degrees == tuple(range(degrees))
         channels = tuple(x.shape[1] // degrees**2 for x in features)
         is_supported = is_complete and supported(channels, self.fiber_out.channels(0))
         if not can_take("linear", features[0], is_supported, channels=channels, outputs=self.fiber_out):
-            return super().forward(*features)
+            return super().forward(*features), features[0]
         return linear(features, self.stacked())
 
 
@@ -52,18 +57,22 @@ def degree_of_component(degrees: int, device: torch.device) -> Tensor:
     return torch.arange(degrees).repeat_interleave(sizes).to(device, torch.int32)
 
 
-def products(inputs: tuple[Tensor, ...], matrices: Tensor, begin: int, strides: tuple[int, int], outer: int) -> Tensor:
+def products(
+    inputs: tuple[Tensor, ...], matrices: Tensor, begin: int, strides: tuple[int, int], outer: int,
+    added: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Multiplies the inputs [nodes, components, channels] by parts of `matrices` [degrees, _, _].
 
-    `begin`: offset of the part in elements; `strides`: of the part's inner and outer dimension.
+    `begin`: offset of the part in elements; `strides`: of the part's inner and outer dimension; `added`: to the result.
     """
     first, second = inputs[0], inputs[-1]
     nodes, components, inner = first.shape
     inner2 = second.shape[2] if len(inputs) > 1 else 0
     out = first.new_empty(nodes, components, outer)
     launch(kernels.linear, (-(-nodes // NODES), components), 
-        first, second, matrices.view(-1)[begin:], degree_of_component(len(matrices), first.device), out, nodes,
-        components, matrices.stride(0), *strides, inner, INNER_1=inner, INNER_2=inner2, WIDTH_1=tile_width(inner),
+        first, second, matrices.view(-1)[begin:], degree_of_component(len(matrices), first.device),
+        out if added is None else added, out, nodes, components, matrices.stride(0), *strides, inner,
+        ADD=added is not None, INNER_1=inner, INNER_2=inner2, WIDTH_1=tile_width(inner),
         WIDTH_2=tile_width(max(inner2, 1)), OUTER=outer, WIDTH_OUT=tile_width(outer), BN=NODES,
         PRECISION=precision(first.dtype), num_warps=4,
     )  # fmt: skip
@@ -71,25 +80,35 @@ def products(inputs: tuple[Tensor, ...], matrices: Tensor, begin: int, strides: 
 
 
 class Linear(torch.autograd.Function):
-    """Applies weights [degrees, outer, all inputs' channels] to one or two inputs [nodes, components, channels]."""
+    """Applies weights [degrees, outer, all inputs' channels] to one or two inputs [nodes, components, channels].
+
+    Returns the first input too.
+    """
 
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, weights: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         weights = weights.contiguous()
         ctx.save_for_backward(weights, *inputs)
-        return products(inputs, weights, 0, (1, weights.shape[2]), weights.shape[1])
+        ctx.set_materialize_grads(False)
+        return products(inputs, weights, 0, (1, weights.shape[2]), weights.shape[1]), inputs[0]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         weights, *inputs = ctx.saved_tensors
+        upper, other = grads  # of the output, and of other uses of the first input
+        if upper is None:
+            return None, other, *[None] * (len(inputs) - 1)
         if torch.is_grad_enabled():  # create_graph=True
-            return gradients_by(plain, (weights, *inputs), grads[0])
-        grad = grads[0].to(inputs[0].dtype).contiguous()
+            of_weights, of_first, *rest = gradients_by(plain, (weights, *inputs), upper)
+            return of_weights, of_first if other is None or of_first is None else of_first + other, *rest
+        grad = upper.to(inputs[0].dtype).contiguous()
         grad_inputs: list[Tensor | None] = []
         begin, columns = 0, weights.shape[2]
         for number, x in enumerate(inputs):
             needs_gradient = ctx.needs_input_grad[1 + number]
-            grad_inputs.append(products((grad,), weights, begin, (columns, 1), x.shape[2]) if needs_gradient else None)
+            added = other.contiguous() if other is not None and number == 0 else None
+            arguments = (grad,), weights, begin, (columns, 1), x.shape[2], added
+            grad_inputs.append(products(*arguments) if needs_gradient else None)
             begin += x.shape[2]
         return weight_gradient(grad, inputs, len(weights)).to(weights.dtype), *grad_inputs
 
@@ -126,7 +145,11 @@ def plain(
 
 def linear(
     inputs: tuple[Float[Tensor, "nodes _"], ...], weights: Float[Tensor, "degrees outer inner"]
-) -> Float[Tensor, "nodes features"]:
-    """Computes `multiply` of the plain module for one or two inputs of degrees 0, 1, .."""
+) -> tuple[Float[Tensor, "nodes features"], Float[Tensor, "nodes _"]]:
+    """Computes `multiply` of the plain module for one or two inputs of degrees 0, 1, .., and returns the first input.
+
+    The kernel adds the gradient of the latter's uses.
+    """
     components = len(weights) ** 2
-    return Linear.apply(weights, *(x.unflatten(1, (components, -1)).contiguous() for x in inputs)).flatten(1)  # type: ignore[union-attr]
+    out: Any = Linear.apply(weights, *(x.unflatten(1, (components, -1)).contiguous() for x in inputs))
+    return out[0].flatten(1), out[1].flatten(1) if inputs[0].requires_grad else inputs[0]

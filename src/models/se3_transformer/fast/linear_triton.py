@@ -17,11 +17,14 @@ def _tile(features, nodes, is_node, component, components, channel, CHANNELS: tl
 
 @triton.jit
 def linear(
-    first, second, matrices, degrees, out, nodes, components, matrix_stride, inner_stride, outer_stride, second_begin,
-    INNER_1: tl.constexpr, INNER_2: tl.constexpr, WIDTH_1: tl.constexpr, WIDTH_2: tl.constexpr, OUTER: tl.constexpr,
-    WIDTH_OUT: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+    first, second, matrices, degrees, added, out, nodes, components, matrix_stride, inner_stride, outer_stride,
+    second_begin, ADD: tl.constexpr, INNER_1: tl.constexpr, INNER_2: tl.constexpr, WIDTH_1: tl.constexpr,
+    WIDTH_2: tl.constexpr, OUTER: tl.constexpr, WIDTH_OUT: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """out[n, p] = first[n, p] M_d + second[n, p] M'_d; M' begins `second_begin` rows after M. INNER_2 may be 0."""
+    """out[n, p] = first[n, p] M_d + second[n, p] M'_d; M' begins `second_begin` rows after M. INNER_2 may be 0.
+
+    With ADD, out is `added` more.
+    """
     component = tl.program_id(1)
     node = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
     is_node = node < nodes
@@ -38,6 +41,8 @@ def linear(
         m2 = tl.load(matrix + place2, mask=(inner2 < INNER_2)[:, None] & (outer < OUTER)[None, :], other=0.0).to(kind)
         x2 = _tile(second, node, is_node, component, components, inner2, INNER_2)
         acc = tl.dot(x2, m2, acc, input_precision=PRECISION)
+    if ADD:
+        acc += _tile(added, node, is_node, component, components, outer, OUTER).to(tl.float32)
     target = out + (node[:, None] * components + component) * OUTER + outer[None, :]
     tl.store(target, acc.to(out.dtype.element_ty), mask=is_node[:, None] & (outer < OUTER)[None, :])
 
