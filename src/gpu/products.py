@@ -33,7 +33,7 @@ def input_gradient(
 ) -> Float[Tensor, "rows inputs"]:
     """Returns the gradient of a linear layer's input; added in place to `add_to`, or written to `out`, if given."""
     weight = second_factor(weight)
-    return torch.mm(grad, weight, out=out) if add_to is None else add_to.addmm_(grad, weight)
+    return torch.matmul(grad, weight, out=out) if add_to is None else add_to.addmm_(grad, weight)
 
 
 def second_factor(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:

@@ -6,7 +6,7 @@ pass reads one (`weight_copies`). Optimisers keep their class, settings and stat
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,18 +16,17 @@ from torch.optim.adam import adam
 from torch.optim.optimizer import Optimizer
 
 from src.gpu import deferred_rows, triton_helpers, weight_copies
-from src.gpu.triton_helpers import launch, package, power_of_2
-from src.training.tables import with_kernels
+from src.gpu.triton_helpers import launch, package
+from src.training import tables
+from src.training.tables import Copies, Tables, with_kernels
 
 NAME = "adam"  # in execution.kernels
 KINDS = torch.optim.Adam, torch.optim.AdamW
 LARGE = 2**16  # elements: a program searches its parameter among those of its launch, of which few are large
 BLOCK, WARPS = 1024, 4
-NEVER = 2**62  # a block that there is not
 PLAIN = "amsgrad", "maximize", "differentiable", "foreach"  # settings that the kernels do not have
 
 Row = tuple[Tensor, ...]  # a parameter, its gradient, exp_avg, exp_avg_sq and step
-Copies = Mapping[int, Tensor]  # of parameters in the products' dtype, by the parameter's address
 
 
 def use_kernels(optimizer: Optimizer) -> None:
@@ -44,11 +43,10 @@ def use_kernels(optimizer: Optimizer) -> None:
 
 
 class Steps:
-    """The steps of one optimiser, eager or captured, with the host memory that captured ones read."""
+    """The steps of one optimiser, eager or captured."""
 
     def __init__(self) -> None:
-        self.spares: dict[Any, Tensor] = {}  # by launch: a capture must not allocate pinned memory
-        self.captured: list[Tensor] = []
+        self.tables = Tables()
 
     @torch.no_grad()
     def take(self, optimizer: torch.optim.Adam, closure: Any = None) -> Any:
@@ -74,7 +72,7 @@ class Steps:
                 parts[None if is_torchs else row[0].numel() >= LARGE].append(i)
             for is_large in (True, False):
                 part = [rows[i] for i in parts[is_large]]
-                host = self.table((number, is_large), part, copies) if part else None
+                host = self.tables.of((number, is_large), part, BLOCK, copies) if part else None
                 if host is not None:
                     update(host, part, group, scale, found_inf, copies)
                 else:
@@ -92,31 +90,6 @@ class Steps:
             rows_behind.take_step()
         return loss
 
-    def table(self, key: Any, rows: Sequence[Row], copies: Copies) -> Tensor | None:
-        """Returns the kernels' table of these parameters on the host; None where a capture has no memory for it."""
-        columns, end = [], 0
-        for row in rows:
-            target = copies.get(row[0].data_ptr())
-            columns.append(
-                [*map(Tensor.data_ptr, row), row[0].numel(), end, 0 if target is None else target.data_ptr()]
-            )
-            end += blocks(row[0])
-        columns += [[0] * 6 + [NEVER, 0]] * (power_of_2(len(rows)) - len(rows))
-        values = torch.tensor(columns).T
-        if not rows[0][0].is_cuda:
-            return values.contiguous()
-        spare = self.spares.get(key)
-        has_spare = spare is not None and spare.shape == values.shape
-        if torch.cuda.is_current_stream_capturing():
-            if not has_spare:
-                return None
-            self.captured.append(self.spares.pop(key))  # each replay reads it
-            return self.captured[-1].copy_(values)
-        if not has_spare:
-            self.spares[key] = torch.empty(values.shape, dtype=torch.int64, pin_memory=True)
-        # Not one memory for all steps: the copy of an earlier step may not have begun.
-        return torch.empty(values.shape, dtype=torch.int64, pin_memory=True).copy_(values)
-
 
 def has_kernels(group: dict[str, Any]) -> bool:
     """Returns whether the kernels have a parameter group's settings."""
@@ -125,28 +98,9 @@ def has_kernels(group: dict[str, Any]) -> bool:
 
 def can_take(row: Row) -> bool:
     """Returns whether the kernels can update a parameter."""
-    parameter, gradient, average, square, step = row
-    return (
-        parameter.device == gradient.device == average.device == square.device == step.device
-        and parameter.dtype == gradient.dtype == average.dtype == square.dtype == step.dtype == torch.float32
-        and parameter.stride() == gradient.stride() == average.stride() == square.stride()
-        and parameter.numel() % 4 == 0  # loads are of 16 bytes
-        and not (parameter.data_ptr() | gradient.data_ptr() | average.data_ptr() | square.data_ptr()) % 16
-        and is_dense(parameter)
-        and step.numel() == 1
-    )
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Returns whether a tensor's elements fill one piece of memory, in any order."""
-    if tensor.is_contiguous():
-        return True
-    size = 1
-    for stride, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if length > 1 and stride != size:
-            return False
-        size *= length
-    return True
+    parameter, step = row[0], row[4]
+    is_number = step.device == parameter.device and step.dtype == torch.float32 and step.numel() == 1
+    return is_number and tables.can_take(row[:4])
 
 
 def update(
@@ -160,7 +114,7 @@ def update(
     factors = torch.empty(3, table.shape[1], device=table.device)
     like = next((copies[row[0].data_ptr()] for row in rows if row[0].data_ptr() in copies), None)
     advance(table, factors, found_inf, group, len(rows))
-    launch(adam_triton.update, (sum(blocks(row[0]) for row in rows),), table, factors, found_inf, scale,
+    launch(adam_triton.update, (tables.blocks(rows, BLOCK),), table, factors, found_inf, scale,
            like, *settings(group), ROWS=table.shape[1], BLOCK=BLOCK, num_warps=WARPS)  # fmt: skip
 
 
@@ -181,8 +135,3 @@ def settings(group: dict[str, Any]) -> deferred_rows.Settings:
     beta1, beta2 = map(float, group["betas"])
     penalty = 0.0 if group["decoupled_weight_decay"] else float(group["weight_decay"])
     return beta1, 1 - beta1, beta2, 1 - beta2, penalty, float(group["eps"])
-
-
-def blocks(parameter: Tensor) -> int:
-    """Returns how many blocks of BLOCK elements a parameter has."""
-    return -(-parameter.numel() // BLOCK)
