@@ -68,8 +68,9 @@ def result(home: Path, job: Job) -> tuple[list[Tensor], dict[str, float]]:
     return [*saved["state_dict"].values(), *states, *state_of(job.task.network).values()], job.task.metrics
 
 
+@pytest.mark.slow
 def test_runs_are_those_of_steps_taken_at_once(tmp_path: Path, events: list[str]) -> None:
-    """Evaluations and checkpoints included, whole or resumed after two epochs."""
+    """Evaluations and checkpoints included, whole or resumed after 8 steps."""
     results = []
     for number, kernels in enumerate(KERNELS):
         home = tmp_path / str(number)
@@ -78,7 +79,7 @@ def test_runs_are_those_of_steps_taken_at_once(tmp_path: Path, events: list[str]
     assert events == first + 3 * others  # nothing reads the weights but an evaluation every 3 steps
     half, rest = tmp_path / "half", tmp_path / "rest"
     last = half / "run" / "checkpoints" / "last.ckpt"
-    fitted(half, KERNELS[0], "fit.max_epochs=2")
+    fitted(half, KERNELS[0], "fit.max_steps=8")
     results.append(result(rest, fitted(rest, KERNELS[0], f"ckpt_path={last}", "accept_changes=true")))
     assert events.count("step") == 11 + 7 + 3
     for ours in (results[0], results[2]):
