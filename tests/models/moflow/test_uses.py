@@ -12,7 +12,7 @@ from src.gpu.replace import Kernels
 from src.models.moflow import task as moflow_task
 from src.models.moflow.generated_molecules import GeneratedMolecules
 from src.models.moflow.task import MoFlowTask
-from src.training.adam import is_dense
+from src.training.tables import is_dense
 from tests.support.tiny_moflow import make_molecules, make_network
 
 
