@@ -68,16 +68,16 @@ case $what in
   torchrec)  # needs FBGEMM's build for CUDA
     ranks 2 torchrec_65536_x2 precision=amp hp.batch_size=131072 model.task.engine=torchrec ;;
   dcnv2)
-    multihot 1 dcnv2_65536_amp fit.max_steps=120
-    multihot 1 dcnv2_6912_amp hp.batch_size=6912 fit.max_steps=400
+    multihot 1 multihot_65536_amp fit.max_steps=120
+    multihot 1 multihot_6912_amp hp.batch_size=6912 fit.max_steps=400
     # Test clicks beside the best possible scores: 16.8 million training clicks, four times
-    multihot 1 dcnv2_teacher_amp datamodule.pool_batches=256 datamodule.steps_per_epoch=256 datamodule.test_batches=16 \
+    multihot 1 multihot_teacher_amp datamodule.pool_batches=256 datamodule.steps_per_epoch=256 datamodule.test_batches=16 \
       datamodule.max_rows=1000000 fit.max_epochs=4 fit.final_evaluation=true
     [ "$(nvidia-smi -L | wc -l)" -ge 2 ] || exit 0
-    multihot 2 dcnv2_65536_x2 hp.batch_size=131072 fit.max_steps=120
-    multihot 2 dcnv2_6912_x2 hp.batch_size=13824 fit.max_steps=400
+    multihot 2 multihot_65536_x2 hp.batch_size=131072 fit.max_steps=120
+    multihot 2 multihot_6912_x2 hp.batch_size=13824 fit.max_steps=400
     # The largest table cut by rows, by TorchRec's engine
-    multihot 2 dcnv2_torchrec_65536_x2 hp.batch_size=131072 fit.max_steps=60 model.task.engine=torchrec \
+    multihot 2 multihot_torchrec_65536_x2 hp.batch_size=131072 fit.max_steps=60 model.task.engine=torchrec \
       "+model.task.sharding={cat_20.bin: row_wise}" ;;
   *) echo "dlrm.sh: '$what' is none of speed, predict, training, scaling, torchrec and dcnv2" >&2; exit 2 ;;
 esac
