@@ -20,7 +20,7 @@ from src.models.mobilenet_v1.fast.strips_triton import (
     program_share,
     round_to,
     row_pointers,
-    store_sums,
+    store_partials,
     zeros,
 )  # fmt: skip
 
@@ -189,6 +189,7 @@ def backward(
         of_z = moved(of_z, STRIDE * WIDTH * CHANNELS, OWN)
         to = moved(to, STRIDE * WIDTH * CHANNELS, OWN)
 
-    sums = (gradients, products)
-    sums += s
-    store_sums(partials, program, sums, channel, once, 11, CHANNELS)
+    sums = (tl.sum(gradients, 0), tl.sum(products, 0))
+    for i in tl.static_range(9):
+        sums += (tl.sum(s[i], 0),)
+    store_partials(partials, program, sums, channel, once, 11, CHANNELS)

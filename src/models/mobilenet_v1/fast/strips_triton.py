@@ -108,41 +108,18 @@ def load_row_once(row, is_row, mask, once, COUNT: tl.constexpr):
 
 
 @triton.jit
-def _halves_joined(blocks, HALF: tl.constexpr):
-    """Returns the first HALF blocks joined with the others, in a last dimension of 2."""
-    pairs = ()
-    for i in tl.static_range(HALF):
-        pairs += (tl.join(blocks[i], blocks[HALF + i]),)
-    return pairs
-
-
-@triton.jit
-def store_sums(partials, program, blocks, channel, once, COUNT: tl.constexpr, CHANNELS: tl.constexpr):
-    """Stores the sums over the strips of 9 to 16 blocks in `partials` [programs, COUNT, CHANNELS].
-
-    Several strips have one reduction and one store of all blocks: each block's own would pass through shared memory,
-    with its barriers.
-    """
-    start = partials + program.to(tl.int64) * (COUNT * CHANNELS)
-    if blocks[0].shape[0] == 1:
-        pointers = ()
+def store_partials(
+    partials, program, vectors, channel, once, COUNT: tl.constexpr, CHANNELS: tl.constexpr
+):  # fmt: skip
+    """Stores a program's vectors in `partials` [programs, COUNT, CHANNELS]."""
+    start = partials + program.to(tl.int64) * (COUNT * CHANNELS) + channel
+    pointers = ()
+    for i in tl.static_range(COUNT):
+        pointers += (start + i * CHANNELS,)
+    for _ in range(once):
         for i in tl.static_range(COUNT):
-            pointers += (start + channel + i * CHANNELS,)
-        for _ in range(once):
-            for i in tl.static_range(COUNT):
-                tl.store(pointers[i], tl.sum(blocks[i], 0), mask=channel < CHANNELS)
-            pointers = moved(pointers, 16, COUNT)
-    else:
-        none = tl.zeros(blocks[0].shape, tl.float32)
-        for _ in tl.static_range(16 - COUNT):
-            blocks += (none,)
-        joined = _halves_joined(_halves_joined(_halves_joined(_halves_joined(blocks, 8), 4), 2), 1)
-        sums = tl.reshape(tl.sum(joined[0], 0), [blocks[0].shape[1], 16])
-        number = tl.arange(0, 16)
-        places = start + number[None, :] * CHANNELS + channel[:, None]
-        for _ in range(once):
-            tl.store(places, sums, mask=(number < COUNT)[None, :] & (channel < CHANNELS)[:, None])
-            places += 16
+            tl.store(pointers[i], vectors[i], mask=channel < CHANNELS)
+        pointers = moved(pointers, 16, COUNT)
 
 
 @triton.jit
