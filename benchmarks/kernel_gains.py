@@ -230,7 +230,9 @@ PIECES = {
     "mobilenet without stem": Piece(
         replaced={f"{MOBILENET}.fast.stem.forward": stem, f"{MOBILENET}.fast.stem.backward_weight": stem_backward}
     ),
-    "mobilenet without measured tiles": Piece(replaced={f"{MOBILENET}.fast.tiles.TILES": {}}),
+    "mobilenet without measured tiles": Piece(
+        replaced={f"{MOBILENET}.fast.tiles.TILES": {}, f"{MOBILENET}.fast.tiles.STRIPS": {}}
+    ),
     "mobilenet without precompile": Piece(replaced={f"{MOBILENET}.fast.precompile.compile_all": never}),
     **{f"{model} without unordered sums": Piece(("execution.deterministic=true",)) for model in MODELS},
 }

@@ -228,6 +228,23 @@ def test_tiles_of_a_number_of_rows_or_images_are_taken_before_others(monkeypatch
     assert strips_of("backward", 14, 512, 2, 64).warps == 1 and strips_of("backward", 14, 512, 2, 256) == strips
 
 
+def test_layers_take_all_measured_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 64 or 256 images, the batches that were measured; a key of no layer would go unnoticed."""
+    taken = set[Any]()
+
+    class Noting(dict[Any, Any]):
+        def get(self, key: Any, default: Any = None) -> Any:
+            taken.add(key)
+            return super().get(key, default)
+
+    for name in ("TILES", "STRIPS"):
+        monkeypatch.setattr(tiles, name, Noting(vars(tiles)[name]))
+    for images in (64, 256):
+        with torch.device("meta"):
+            launches_of(torch.empty(images, 3, 224, 224, dtype=torch.float16), MobileNetV1().layers(), torch.float16)
+    assert taken >= tiles.TILES.keys() | tiles.STRIPS.keys()
+
+
 @pytest.mark.parametrize(("precision", "dtype"), [("amp", torch.float16), ("tf32", torch.float32)])
 def test_the_list_has_all_kernels_of_the_published_case(precision: str, dtype: torch.dtype) -> None:
     """By their constants; `SETTLE` is of the chip, and so is the product's precision. Images come standardised."""

@@ -34,6 +34,7 @@ class Strips(NamedTuple):
 # `weight` was measured with 264 programs; a multiprocessor has registers for one at a time, and 132 leave half of the
 # partial sums: 128 inputs and outputs 0.055 ms instead of 0.064.
 TILES: dict[tuple[Any, ...], Tile | None] = {
+    ("forward", 32, 64, "half"): Tile(128, 64, 32, 4, 4, 528),
     ("forward", 64, 128, "half"): Tile(128, 64, 64, 4, 4, 528),
     ("forward", 128, 128, "half"): Tile(128, 64, 64, 4, 4, 528),
     ("forward", 128, 256, "half"): Tile(128, 64, 64, 4, 4, 1056),
@@ -57,7 +58,17 @@ TILES: dict[tuple[Any, ...], Tile | None] = {
 }
 MANY_ROWS = 2048
 # Likewise, by kernel, output columns, channels, bytes of an element and images.
-STRIPS: dict[tuple[Any, ...], Strips] = {}
+STRIPS: dict[tuple[Any, ...], Strips] = {
+    ("forward", 56, 64, 2, 64): Strips(7, 4, 64, 4, 128, 528),
+    ("forward", 28, 256, 2, 64): Strips(7, 4, 64, 4, 128, 528),
+    ("forward", 14, 256, 2, 64): Strips(7, 2, 64, 2, 128, 1056),
+    ("forward", 14, 256, 2, 256): Strips(7, 2, 128, 4, 128, 528),
+    ("forward", 14, 512, 2, 64): Strips(7, 2, 64, 2, 168, 1056),
+    ("forward", 14, 512, 2, 256): Strips(7, 2, 128, 4, 168, 1056),
+    ("forward", 7, 512, 2, 64): Strips(7, 1, 128, 2, None, 1584),
+    ("forward", 7, 512, 2, 256): Strips(7, 1, 64, 1, 128, 2112),
+    ("forward", 7, 1024, 2, 64): Strips(7, 1, 64, 1, 168, 2112),
+}
 
 
 def strips_of(kernel: str, across: int, channels: int, size: int, images: int) -> Strips:
