@@ -1,7 +1,6 @@
 """Times the SE(3)-Transformer's kernels on an NVIDIA GPU: `python -m benchmarks.se3_kernels`.
 
-`python -m benchmarks.se3_kernels tiles` times other tiles of a hidden layer's contraction in half precision, and other
-numbers of programs of its radial network.
+`python -m benchmarks.se3_kernels tiles` times other tiles of a hidden layer's contraction in half precision.
 
 Sizes are those of batches of 240 and 1,600 molecules of QM9 with their bonds; values are random. `backward` is the time
 of forward and backward together minus forward. A multiply-add counts as 2 floating-point operations; backward has two
@@ -35,7 +34,6 @@ TILES = {  # whose machine code spills no registers; the first are those of trai
     "data": (contraction.HALF["data"], Tiles(128, 2, 8, 2), Tiles(128, 4, 8, 2), Tiles(64, 2, 4, 3)),
     "weight": (contraction.HALF["weight"], Tiles(64, 8, 8, 3), Tiles(64, 8, 8, 4), Tiles(64, 4, 4, 4)),
 }  # fmt: skip
-RADIAL = ((264, None), (528, None), (1056, None), (396, 168), (1056, 168), (528, 128), (1056, 128))  # backward
 
 
 def main() -> None:
@@ -78,19 +76,6 @@ def time_tiles() -> None:
                 cells = [name, str(tiles), str(edges), f"{ms:.3f}", f"{products / ms / 1e9:.0f}", f"{difference:.1e}"]
                 print(f"| {' | '.join(cells)} |", flush=True)
             contraction.HALF[name] = TILES[name][0]
-        time_radial(nodes, edges)
-
-
-def time_radial(nodes: int, edges: int) -> None:
-    """Prints ms of the backward pass of a radial network for numbers of programs and registers of a thread."""
-    _, function, inputs, _ = next(
-        entry for entry in kernels(rings(nodes, edges), torch.float16) if entry[0] == "radial"
-    )
-    for radial.PROGRAMS, radial.REGISTERS in RADIAL:
-        forward, both = timed(function, inputs)
-        tiles = f"{radial.PROGRAMS} programs, registers {radial.REGISTERS}"
-        print(f"| radial backward | {tiles} | {edges} | {both - forward:.3f} | | |", flush=True)
-    radial.PROGRAMS, radial.REGISTERS = RADIAL[0]
 
 
 def rings(nodes: int, edges: int) -> Graph:
