@@ -1,21 +1,16 @@
-"""Times DLRM's kernels on an NVIDIA GPU: `python -m benchmarks.dlrm_kernels [dcnv2|variants] [BATCH ...]`.
+"""Times DLRM's kernels on an NVIDIA GPU: `python -m benchmarks.dlrm_kernels [dcnv2] [BATCH ...]`.
 
-Batches are 65536 if not given.
-
-`dcnv2` times those of DLRM-DCNv2 with 214 ids a sample in half precision (104 million rows, 100 GiB with squares), and
-its update with other settings too.
-
-The word `variants` before BATCH times kernels in half precision with each of the options in VARIANTS instead.
-The published tables (frequency limit 15, 15.6 GiB), with the ids and numericals of src/datamodules/clicks/synthetic.py.
+Batches are 65536 if not given. The tables are the published ones (frequency limit 15, 15.6 GiB), or with `dcnv2` those
+of DLRM-DCNv2 with 214 ids a sample (104 million rows, 100 GiB with squares), whose kernels are timed in half precision.
+Ids and numericals are those of src/datamodules/clicks/synthetic.py.
 `backward` is the time of forward and backward together minus forward. A multiply-add counts as 2 floating-point
 operations; GB/s use the fewest bytes that a kernel must move.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -32,29 +27,10 @@ from src.models.dlrm.fast.embeddings import FastEmbeddings
 from src.models.dlrm.network import DLRM, CrossNet
 
 DIM = 128
-WORDS = "variants", "dcnv2"
-WARPS_AND_REGISTERS = [(1, None), (1, 168), (2, None), (2, 128), (4, None)]
-RELU = [(512, 32, 4), (256, 32, 4), (256, 16, 4), (128, 32, 4), (128, 16, 4), (64, 16, 4), (128, 32, 8), (256, 32, 8)]
-HEAD = [(512, 32, 4), (128, 16, 4), (64, 16, 4), (64, 8, 4), (128, 16, 8)]
-ROWS_BLOCK_WARPS = ("ROWS", "BLOCK", "num_warps")
-VARIANTS: list[tuple[str, Any, dict[str, Any]]] = [  # name of rows, options, and their values
-    *(
-        ("dot of rows", options, {"num_warps": warps, "maxnreg": registers})
-        for options in (interaction.GATHERED_DOT, interaction.GATHERED_BACKWARD)
-        for warps, registers in WARPS_AND_REGISTERS
-    ),
-    *(("MLP", mlps.RELU_BACKWARD, dict(zip(ROWS_BLOCK_WARPS, values, strict=True))) for values in RELU),
-    *(("top MLP", mlps.HEAD_BACKWARD, dict(zip(ROWS_BLOCK_WARPS, values, strict=True))) for values in HEAD),
-    *(("MLP", vars(mlps), {"SLICE_BYTES": mebibytes << 20}) for mebibytes in (8, 16, 32, 64)),
-]
 CARDINALITIES = (40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10, 2209, 11938,
                  155, 4, 976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36)  # fmt: skip
 HOTNESS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
 MAX_ROWS = 20_000_000
-# Of an update: chunks between a program and what it requests, priorities in L2 of rows and of gradients.
-SETTINGS = [(0, "", ""), (0, "evict_first", ""), (0, "evict_first", "evict_last"), (64, "evict_first", ""),
-            (128, "", ""), (128, "evict_first", ""), (256, "", ""), (256, "evict_first", ""),
-            (256, "evict_first", "evict_last"), (512, "evict_first", ""), (1024, "evict_first", "")]  # fmt: skip
 
 
 class Row(NamedTuple):
@@ -78,25 +54,16 @@ def main() -> None:
     with torch.device("cuda"):
         of_dcnv2 = {"interaction": "dcnv2", "embeddings": partial(PlainEmbeddings, optimizer="adagrad")}
         network = DLRM(layout.tables, **of_dcnv2) if is_dcnv2 else accelerate(DLRM(layout.tables))  # type: ignore[arg-type]
-    rows_of = rows_of_dcnv2 if is_dcnv2 else rows_of_variants if "variants" in words else rows
+    rows_of = rows_of_dcnv2 if is_dcnv2 else rows
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n")
     print("| kernel | numbers | batch | forward ms | backward ms | TFLOP/s | backward | GB/s | backward |")
     print("|---|---|---:|---:|---:|---:|---:|---:|---:|")
-    for batch in [int(word) for word in words if word not in WORDS] or [65536]:
+    for batch in [int(word) for word in words if word != "dcnv2"] or [65536]:
         sample = distribution.sample(batch, 0, test=False, device=torch.device("cuda"))
         clicks = Clicks(sample.labels.float(), sample.numerical.half(), distribution.table_major(sample.ids))
-        for dtype in (torch.float16, torch.float32) if rows_of is rows else (torch.float16,):
+        for dtype in (torch.float16,) if is_dcnv2 else (torch.float16, torch.float32):
             for row in rows_of(network, clicks, dtype):
                 print(f"| {' | '.join(cells(row, dtype, batch))} |", flush=True)
-
-
-def rows_of_variants(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> Iterator[Row]:
-    """Times kernels with each of VARIANTS."""
-    for name, options, values in VARIANTS:
-        with patch.dict(options, values):
-            lines = [dot_of_rows(network, clicks, dtype)] if name == "dot of rows" else mlp_rows(network, clicks, dtype)
-        which = " backward" if options is interaction.GATHERED_BACKWARD else ""
-        yield from (row._replace(name=f"{row.name}{which}: {values}") for row in lines if row.name.endswith(name))
 
 
 def rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row]:
@@ -160,7 +127,7 @@ def mlp_rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row]:
 
 
 def rows_of_dcnv2(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row]:
-    """Times the kernels of a training step besides the MLPs, and its update with all SETTINGS."""
+    """Times the kernels of a training step besides the MLPs."""
     batch, tables, size = len(clicks.labels), network.tables, dtype.itemsize
     own = cast(PlainEmbeddings, network.embeddings)
     weights, squares = list(own.weights), list(own.accumulators.buffers())
@@ -170,15 +137,17 @@ def rows_of_dcnv2(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row
     zero, one = torch.zeros((), device="cuda"), torch.ones((), device="cuda")
     rule = embeddings.Rule(zero, zero, one, squares, 1e-8)
     vectors = len(tables) * batch * DIM
-    measured = [Row("order ids", device_ms(lambda: embeddings.row_order(tables, clicks.ids, batch)), None)]
-    for embeddings.LOOK_UP["BY_TABLE"] in (False, True):
-        ms = device_ms(lambda: embeddings.look_up(weights, tables, clicks.ids, batch, dtype, 1))
-        name = f"look up{' by table' * embeddings.LOOK_UP['BY_TABLE']}"
-        measured.append(Row(name, ms, None, bytes=(len(clicks.ids) * DIM * 4 + vectors * size, 0)))
-    for embeddings.AHEAD, embeddings.OF_ROWS, embeddings.OF_VALUES in SETTINGS:
-        ms = device_ms(lambda: embeddings.apply(weights, tables, order, gradient.transpose(0, 1), rule), 4)
-        name = f"update {distinct} rows, {embeddings.AHEAD} {embeddings.OF_ROWS} {embeddings.OF_VALUES}"
-        measured.append(Row(name, ms, None, bytes=(len(clicks.ids) * DIM * size + 16 * DIM * distinct, 0)))
+
+    def update() -> None:
+        embeddings.apply(weights, tables, order, gradient.transpose(0, 1), rule)
+
+    measured = [
+        Row("order ids", device_ms(lambda: embeddings.row_order(tables, clicks.ids, batch)), None),
+        Row("look up", device_ms(lambda: embeddings.look_up(weights, tables, clicks.ids, batch, dtype, 1)), None,
+            bytes=(len(clicks.ids) * DIM * 4 + vectors * size, 0)),
+        Row(f"update {distinct} rows", device_ms(update, 4), None,
+            bytes=(len(clicks.ids) * DIM * size + 16 * DIM * distinct, 0)),
+    ]  # fmt: skip
     layers = cast(CrossNet, network.interaction).layers()
     matrices = [p for down, up in layers for p in (down.weight, up.weight, up.bias)]
     features = torch.randn(batch, 1 + len(tables), DIM, device="cuda", dtype=dtype)
