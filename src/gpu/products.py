@@ -32,10 +32,6 @@ def input_gradient(
     out: Float[Tensor, "rows inputs"] | None = None,
 ) -> Float[Tensor, "rows inputs"]:
     """Returns the gradient of a linear layer's input; added in place to `add_to`, or written to `out`, if given."""
-    weight = second_factor(weight)
+    if weight.dtype == torch.float32 and weight.is_cuda:
+        weight = weight.t().contiguous().t()
     return torch.matmul(grad, weight, out=out) if add_to is None else add_to.addmm_(grad, weight)
-
-
-def second_factor(weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:
-    """Returns a weight in the order in memory that the products of `input_gradient` want."""
-    return weight.t().contiguous().t() if weight.dtype == torch.float32 and weight.is_cuda else weight

@@ -160,16 +160,6 @@ def test_mlp_agrees_with_float64(widths: tuple[int, ...], logit: bool, dtype: to
     assert difference.output < tolerance and max(difference.gradients) < 10 * tolerance, difference
 
 
-def test_gradients_of_slices_are_those_of_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slices of 256 and 128 rows; the last ones are shorter."""
-    monkeypatch.setattr(fused.mlp, "SLICE_BYTES", 256 * 16 * 4 + 1)
-    products, mm = [], torch.mm
-    monkeypatch.setattr(torch, "mm", lambda a, b, out: products.append(len(a)) or mm(a, b, out=out))
-    difference = layers(fused, (480, 32, 16, 8), False, 300, torch.float32)
-    assert difference.output < 2e-6 and max(difference.gradients) < 2e-5, difference
-    assert products == [256, 44, 128, 128, 44]
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 @pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
 def test_several_lookups_are_updated_as_one(

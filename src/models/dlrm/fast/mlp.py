@@ -9,17 +9,15 @@ from torch.nn import functional as F
 
 from src.gpu import weight_copies
 from src.gpu.partial_sums import sum_partials
-from src.gpu.products import input_gradient, second_factor
+from src.gpu.products import input_gradient
 from src.gpu.triton_helpers import can_take, launch, power_of_2, working_dtype
 from src.models.dlrm.fast import mlp_triton as kernels
 from src.models.dlrm.mlp import MLP
 
 ALIGNED = 8  # elements: rows of products begin at multiples of 16 bytes
-RELU_BACKWARD = {"ROWS": 128, "BLOCK": 16, "WIDTH": 128, "num_warps": 4}
+RELU_BACKWARD = {"ROWS": 128, "BLOCK": 32, "WIDTH": 128, "num_warps": 4}
 HEAD = {"BLOCK": 32, "num_warps": 4}
 HEAD_BACKWARD = {"ROWS": 128, "BLOCK": 16, "num_warps": 4}  # 65,536 rows are one program of each slot of an H200
-# The backward pass multiplies rows of this size, and masks them while they are in the L2 cache; None: all rows at once.
-SLICE_BYTES: int | None = None
 MAX_LOGIT = 1024  # width of the last hidden layer that one program holds
 
 
@@ -71,7 +69,8 @@ class FusedMLP(torch.autograd.Function):
             gradients += [of_bias, product(grad.t(), activations[-1])]
             if len(activations) == 1:
                 break
-            grad, of_bias = hidden_gradient(grad, weights.pop(), activations.pop())
+            grad = input_gradient(grad, weights.pop())
+            grad, of_bias = relu_backward(grad, activations.pop(), out=grad)
         gradients[-1] = gradients[-1][:, : ctx.inputs]
         of_x = input_gradient(grad, weights[0])[:, : ctx.inputs] if ctx.needs_input_grad[0] else None
         return of_x, None, *reversed(gradients)
@@ -93,46 +92,19 @@ def product(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> Float[Tensor, "
 
 
 def relu_backward(
-    grad: Float[Tensor, "batch width"], activation: Float[Tensor, "batch width"]
+    grad: Float[Tensor, "batch width"],
+    activation: Float[Tensor, "batch width"],
+    out: Float[Tensor, "batch width"] | None = None,
 ) -> tuple[Float[Tensor, "batch width"], Float[Tensor, " width"]]:
-    """Returns the gradient before the ReLU, and that of the bias."""
-    out, partials = torch.empty_like(grad), bias_partials(grad)
-    mask(grad, activation, out, partials)
-    return out, sum_partials(partials)
-
-
-def hidden_gradient(
-    grad: Float[Tensor, "batch outputs"],
-    weight: Float[Tensor, "outputs inputs"],
-    activation: Float[Tensor, "batch inputs"],
-) -> tuple[Float[Tensor, "batch inputs"], Float[Tensor, " inputs"]]:
-    """Returns the gradient before the ReLU whose output a layer takes, and that of the bias there.
-
-    Args:
-        grad: of the layer's output.
-    """
-    out, partials, weight = torch.empty_like(activation), bias_partials(activation), second_factor(weight)
-    rows = RELU_BACKWARD["ROWS"]
-    step = max(SLICE_BYTES // (activation[0].nbytes * rows), 1) * rows if SLICE_BYTES else len(grad)
-    for begin in range(0, len(grad), step):
-        part = slice(begin, begin + step)
-        torch.mm(grad[part], weight, out=out[part])
-        mask(out[part], activation[part], out[part], partials[begin // rows :])
-    return out, sum_partials(partials)
-
-
-def bias_partials(grad: Float[Tensor, "batch width"]) -> Float[Tensor, "programs width"]:
-    """Returns memory for the sums of `mask`."""
-    return grad.new_empty(-(-len(grad) // RELU_BACKWARD["ROWS"]), grad.shape[1], dtype=torch.float32)
-
-
-def mask(grad: Tensor, activation: Tensor, out: Tensor, partials: Tensor) -> None:
-    """Writes to `out`, which may be `grad`, the gradient before a ReLU, and to `partials` its sums over rows."""
-    (rows, columns), options = grad.shape, RELU_BACKWARD
+    """Returns the gradient before the ReLU, written to `out` if given, which may be `grad`, and that of the bias."""
+    out, (rows, columns), options = torch.empty_like(grad) if out is None else out, grad.shape, RELU_BACKWARD
+    programs = -(-rows // options["ROWS"])
+    partials = grad.new_empty(programs, columns, dtype=torch.float32)
     launch(
-        kernels.relu_backward, (-(-rows // options["ROWS"]), -(-columns // options["WIDTH"])),
-        grad, activation, out, partials, rows, COLUMNS=columns, **options,
+        kernels.relu_backward, (programs, -(-columns // options["WIDTH"])), grad, activation, out, partials, rows,
+        COLUMNS=columns, **options,
     )  # fmt: skip
+    return out, sum_partials(partials)
 
 
 def head(
