@@ -17,9 +17,8 @@ from src.models.dlrm.network import Dense, Dot, Features, Sparse
 
 MAX_ELEMENTS = 64 * 256  # of a sample's vectors: as many as the registers of one program hold
 WARPS = 1  # and one sample a program: on an H200 faster than 2 or 4 of either
-# Options of the kernels where they read rows of the tables.
-GATHERED_DOT: dict[str, int | None] = {"num_warps": WARPS, "maxnreg": None}
-GATHERED_BACKWARD: dict[str, int | None] = {"num_warps": WARPS, "maxnreg": None}
+# Options of both kernels where they read rows of the tables: registers for 12 programs a multiprocessor.
+GATHERED_OPTIONS = {"num_warps": WARPS, "maxnreg": 168}
 GATHERED = True  # whether the kernels read rows of the tables where they can, or vectors that a lookup wrote
 
 
@@ -43,7 +42,7 @@ class Operands(NamedTuple):
     ids: Tensor | None
     tables: int
 
-    def launch(self, kernel: Any, *arguments: Any, features: int, options: dict[str, Any], **more: Any) -> None:
+    def launch(self, kernel: Any, *arguments: Any, features: int, **more: Any) -> None:
         """Runs a kernel, one program for each sample."""
         samples, dim = self.dense.shape
         rows, width = sizes(self.tables, dim)
@@ -54,14 +53,14 @@ class Operands(NamedTuple):
             PRECISION=precision(dtype),
             # Triton's interpreter multiplies bfloat16 incorrectly.
             UPCAST=dtype == torch.bfloat16 and not self.dense.is_cuda,
-            **(options if gathered else {"num_warps": WARPS}), **more,
+            **(GATHERED_OPTIONS if gathered else {"num_warps": WARPS}), **more,
         )  # fmt: skip
 
     def products(self) -> Tensor:
         """Returns the features."""
         samples, dim = self.dense.shape
         out = self.dense.new_empty(samples, padded(dim + self.tables * (self.tables + 1) // 2))
-        self.launch(kernels.dot, out, features=out.shape[1], options=GATHERED_DOT)
+        self.launch(kernels.dot, out, features=out.shape[1])
         return out
 
     def gradients(self, grad: Tensor, overflow: Tensor, slots: GradientSlots | None) -> tuple[Tensor, Tensor]:
@@ -76,7 +75,7 @@ class Operands(NamedTuple):
             grad_sparse = self.dense.new_zeros(()).expand(samples, self.tables, dim)
         self.launch(
             kernels.dot_backward, grad, grad_dense, origin, offsets, overflow, features=grad.shape[1],
-            options=GATHERED_BACKWARD, SPREAD=offsets is not None, LARGEST=torch.finfo(grad.dtype).max,
+            SPREAD=offsets is not None, LARGEST=torch.finfo(grad.dtype).max,
         )  # fmt: skip
         return grad_dense, grad_sparse
 
