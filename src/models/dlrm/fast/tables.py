@@ -16,11 +16,9 @@ from src.gpu.triton_helpers import launch, power_of_2
 from src.models.dlrm.fast import tables_triton as kernels
 
 MAX_DIM = 512
-LOOK_UP = {"BLOCK": 16, "BY_TABLE": False, "num_warps": 4}
+LOOK_UP = {"BLOCK": 16, "num_warps": 4}
 CHUNK, HALF_CHUNK, WARPS = 16, 64, 4  # ids of a program; the second one of gradients in half precision
 REGISTERS = 128  # of a thread with gradients in half precision, so that four programs fit a multiprocessor
-AHEAD = 256  # chunks of half precision between the one that a program updates and that which it requests into L2
-OF_ROWS, OF_VALUES = "evict_first", ""  # priorities in L2: a row is read once, a gradient once for each id
 PRECISION = "tf32x3"  # of float32 sums: one factor is 0 or 1, so two of the three TF32 products are exact
 NUMBERING = 1024
 
@@ -199,7 +197,6 @@ def apply(
             FIRST=values.dim() == 3, LAST=chunks == 1, ADAGRAD=bool(rule.squares), ONE_HOT=shape.one_hot,
             FLAT=are_adjacent(weights) and are_adjacent(squares),
             DIM=dim, WIDTH=width, CHUNK=chunk, LINES=max(1, width // 32) if is_half and values.is_cuda else 0,
-            AHEAD=AHEAD if is_half and chunks > 8 * AHEAD else 0, OF_ROWS=OF_ROWS, OF_VALUES=OF_VALUES,
             PRECISION=PRECISION if values.is_cuda else "ieee", UPCAST=upcast, num_warps=WARPS,
             maxnreg=REGISTERS if is_half else None,
         )  # fmt: skip

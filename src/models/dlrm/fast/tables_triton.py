@@ -17,22 +17,22 @@ RUNS = tl.constexpr(16)  # summed at a time: the fewest rows of a product on ten
 def look_up(
     pointers, typed, slots, hotness, columns, ids, outs, out, batch, tables,
     PARTS: tl.constexpr, TABLES: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-    ONE_HOT: tl.constexpr, BY_TABLE: tl.constexpr,
+    ONE_HOT: tl.constexpr,
 ):  # fmt: skip
     """Writes each sample's sum of a table's rows as vector `columns[table]` of `out` [batch, TABLES, DIM].
 
     `pointers` are the tables' addresses; `typed` is any of them, for their dtype. Sums are in float32.
     The samples come in PARTS of `batch`. If there are several, part p goes to the tensor at address `outs[p]`.
-    Neighbouring programs write different parts, so that the writes to other GPUs are spread evenly. With BY_TABLE all
-    programs of a table follow each other, so that its frequent rows stay in the L1 caches.
+    Neighbouring programs write different parts, so that the writes to other GPUs are spread evenly. Unless all tables
+    are ONE_HOT, the programs of a table follow each other, so that its frequent rows stay in the caches.
     """
     # One axis for all: the second axis of a grid ends at 65,535.
     part, rest = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS
-    if BY_TABLE:
+    if ONE_HOT:
+        table, block = rest % tables, rest // tables
+    else:
         blocks = tl.cdiv(batch, BLOCK)
         table, block = rest // blocks, rest % blocks
-    else:
-        table, block = rest % tables, rest // tables
     weight = tl.multiple_of(tl.load(pointers + table).to(tl.pointer_type(typed.dtype.element_ty)), 16)
     if PARTS > 1:
         out = tl.multiple_of(tl.load(outs + part).to(tl.pointer_type(out.dtype.element_ty)), 16)
@@ -92,30 +92,19 @@ def _prefetch(pointers, mask):
 
 
 @triton.jit
-def _source(position, table, slots, hotness, batch, ONE_HOT: tl.constexpr):
-    """Returns the rows of gradients [tables, batch, DIM] of the ids at these positions."""
-    source = position.to(tl.int64)
-    if not ONE_HOT:
-        sample = (position - tl.load(slots + table) * batch) // tl.load(hotness + table)
-        source = table.to(tl.int64) * batch + sample
-    return source
-
-
-@triton.jit
 def apply_runs(
     keys, positions, values, next_keys, next_positions, next_values,
     pointers, squares, weight_base, square_base, offsets, slots, hotness, table_of, rate, skip, scale,
     total, batch, eps,
     FIRST: tl.constexpr, LAST: tl.constexpr, ADAGRAD: tl.constexpr, ONE_HOT: tl.constexpr, FLAT: tl.constexpr,
-    DIM: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, LINES: tl.constexpr, AHEAD: tl.constexpr,
-    OF_ROWS: tl.constexpr, OF_VALUES: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, LINES: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Does one round. `values` are the gradients [tables, batch, DIM] in the FIRST one, later the partial sums.
 
     `positions` are the ids' positions among all ids, which give table and sample. A key of -1 is no row. A program
     sums the runs of its chunk RUNS at a time, so that it holds registers for rows that it updates, not for each id.
-    It requests LINES of 128 bytes of each row of the chunk AHEAD of its own into the L2 cache, with that chunk's
-    gradients if AHEAD is not 0; not in the interpreter. OF_ROWS and OF_VALUES are the priorities to stay in that cache.
+    LINES of 128 bytes of each of its rows go to the L2 cache while the gradients are loaded; not in the interpreter.
     """
     column = tl.arange(0, WIDTH)
     is_column = (column < DIM)[None, :]
@@ -125,43 +114,28 @@ def apply_runs(
     key = tl.load(keys + entry, mask=is_entry, other=-2)
     previous = tl.load(keys + entry - 1, mask=is_entry & (entry > begin), other=-2)
     position = tl.load(positions + entry, mask=is_entry, other=0).to(tl.int32)  # `total` has 32 bits
-    if LINES:
-        is_later = entry < total - AHEAD * CHUNK
-        later = tl.load(keys + entry + AHEAD * CHUNK, mask=is_later, other=-2)
-        before_later = tl.load(keys + entry + (AHEAD * CHUNK - 1), mask=is_later & (entry > begin), other=-2)
-        if AHEAD:
-            later_position = tl.load(positions + entry + AHEAD * CHUNK, mask=is_later, other=0).to(tl.int32)
-    before = tl.load(keys + begin - 1, mask=begin > 0, other=-3)
-    after = tl.load(keys + begin + CHUNK, mask=begin + CHUNK < total, other=-3)
     table = entry * 0
     if not FLAT or not ONE_HOT:
         table = tl.load(table_of + position // batch)
     if LINES:
         line = tl.arange(0, LINES)[None, :] * 32
-        is_line = (is_later & (later != before_later))[:, None] & (line < DIM)
-        later_table = table
-        if AHEAD:
-            if not FLAT or not ONE_HOT:
-                later_table = tl.load(table_of + later_position // batch)
-            source = _source(later_position, later_table, slots, hotness, batch, ONE_HOT)
-            half_line = tl.arange(0, (LINES + 1) // 2)[None, :] * 64
-            _prefetch(values + source[:, None] * DIM + half_line, is_later[:, None] & (half_line < DIM))
-        _prefetch(_rows(pointers, later_table, later, offsets, weight_base, FLAT, DIM)[:, None] + line, is_line)
+        is_line = (is_entry & (key >= 0) & (key != previous))[:, None] & (line < DIM)
+        _prefetch(_rows(pointers, table, key, offsets, weight_base, FLAT, DIM)[:, None] + line, is_line)
         if ADAGRAD:
-            _prefetch(_rows(squares, later_table, later, offsets, square_base, FLAT, DIM)[:, None] + line, is_line)
-
-    if FIRST:
-        source, is_value = _source(position, table, slots, hotness, batch, ONE_HOT), is_entry
-    else:
+            _prefetch(_rows(squares, table, key, offsets, square_base, FLAT, DIM)[:, None] + line, is_line)
+    if not FIRST:
         source, is_value = entry.to(tl.int64), is_entry & (key >= 0)
-    # What Triton places after this load waits for it.
-    value = tl.load(
-        values + source[:, None] * DIM + column[None, :], mask=is_value[:, None] & is_column, other=0.0,
-        eviction_policy=OF_VALUES,
-    )  # fmt: skip
+    elif ONE_HOT:
+        source, is_value = position.to(tl.int64), is_entry
+    else:
+        sample = (position - tl.load(slots + table) * batch) // tl.load(hotness + table)
+        source, is_value = table.to(tl.int64) * batch + sample, is_entry
+    value = tl.load(values + source[:, None] * DIM + column[None, :], mask=is_value[:, None] & is_column, other=0.0)
     if UPCAST:
         value = value.to(tl.float32)
 
+    before = tl.load(keys + begin - 1, mask=begin > 0, other=-3)
+    after = tl.load(keys + begin + CHUNK, mask=begin + CHUNK < total, other=-3)
     left = tl.program_id(0) * 2
     if not LAST:
         end = tl.minimum(begin + CHUNK, total) - 1
@@ -183,18 +157,18 @@ def apply_runs(
         is_whole = (row >= 0) & (row != before) & (row != after) & is_alive
         mask = is_whole[:, None] & is_column
         weight = _rows(pointers, row_table, row, offsets, weight_base, FLAT, DIM)[:, None] + column[None, :]
-        old = tl.load(weight, mask=mask, other=0.0, eviction_policy=OF_ROWS)
+        old = tl.load(weight, mask=mask, other=0.0)
         if ADAGRAD:
             square = _rows(squares, row_table, row, offsets, square_base, FLAT, DIM)[:, None] + column[None, :]
-            old_square = tl.load(square, mask=mask, other=1.0, eviction_policy=OF_ROWS)
+            old_square = tl.load(square, mask=mask, other=1.0)
         sums = tl.dot(same.to(value.dtype), value, input_precision=PRECISION)
         step = factor * sums
         if ADAGRAD:
             true = sums / tl.load(scale)
             new = old_square + true * true
-            tl.store(square, new, mask=mask, eviction_policy=OF_ROWS)
+            tl.store(square, new, mask=mask)
             step = step / (tl.sqrt(new) + eps)
-        tl.store(weight, old - step, mask=mask, eviction_policy=OF_ROWS)
+        tl.store(weight, old - step, mask=mask)
         if not LAST:
             target = next_values + left.to(tl.int64) * DIM + column[None, :] + tl.zeros([RUNS, 1], tl.int32)
             tl.store(target, sums, mask=is_head[:, None] & is_column)
