@@ -58,6 +58,22 @@ def test_bytes_count_rows_activations_and_parameters() -> None:
     assert [float32 - float16 for float32, float16 in zip(wide, (forward, training), strict=True)] == [10, 10]
 
 
+def test_bytes_of_one_id_a_table_are_rows_and_gradients() -> None:
+    """The dot interaction reads rows, in training twice; others take vectors."""
+    tables, vectors = [EmbeddingTable("cat_0.bin", 10), EmbeddingTable("cat_1.bin", 10)], 2 * 16
+    sizes: dict[str, Any] = {"embedding_dim": 16, "bottom": (32, 16), "top": (24,), "num_numerical": 5}
+    for interaction, forward_bytes, training_bytes in [("dot", 4, 4 * 4 + 2 * 2), ("cat", 4 + 2 * 2, 3 * 4 + 5 * 2)]:
+        with torch.device("meta"):
+            network = DLRM(tables, interaction=interaction, **sizes)  # type: ignore[arg-type]
+        features = network.interaction.num_features
+        parameters = 5 * 32 + 32 + 32 * 16 + 16 + features * 24 + 24 + 24 + 1
+        activations, batch = 32 + 16 + features + 24 + 1, 2 * 5 + 4 * 2
+        forward, training = bytes_per_sample(network, 64, 2)
+        assert forward == pytest.approx(batch + forward_bytes * vectors + 2 * 2 * activations + 4 * parameters / 64)
+        rest = batch + 5 * 2 * activations + 24 * parameters / 64
+        assert training == pytest.approx(rest + training_bytes * vectors)
+
+
 @pytest.mark.parametrize(("number_dtype", "more"), [("float16", 0), ("float32", 26)])
 def test_a_task_counts_the_bytes_of_its_own_clicks(number_dtype: str, more: int) -> None:
     layout = ClickLayout(13, (EmbeddingTable("cat_0.bin", 10),), ("int8",), number_dtype)
