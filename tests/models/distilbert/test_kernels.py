@@ -123,27 +123,6 @@ def test_attention_in_one_tile_agrees_with_float64(lengths: list[int], padded_to
     assert difference.largest < 3e-3, difference
 
 
-@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered")  # in rows without keys, which get zeros
-@pytest.mark.parametrize(
-    ("dtype", "tolerance", "keys", "dropout", "far"),
-    [
-        (torch.float16, 3e-3, 32, 0.3, 0.0),
-        (torch.float32, 5e-6, 64, 0.0, 0.0),
-        (torch.float32, 5e-6, 64, 0.3, 0.0),
-        (torch.float32, 1e-2, 32, 0.3, 400.0),
-    ],
-)
-def test_gradients_of_weights_computed_once_agree_with_float64(
-    dtype: torch.dtype, tolerance: float, keys: int, dropout: float, far: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One sentence ends within a tile, one where the second ends, one has no keys, and one is full."""
-    _, forward, backward = fused.attention.TILES["ieee"][0]
-    backward = backward._replace(queries=32, keys=keys, once=True)
-    monkeypatch.setattr(fused.attention, "tiles_of", lambda *_: (forward, backward))
-    difference = attention(fused, sentences([5, 64, 0, 70], 70), 2, 10, dtype, dropout=dropout, far=far)
-    assert difference.largest < tolerance, difference
-
-
 @pytest.mark.parametrize("first_only", [False, True])
 def test_attention_of_more_sentences_than_are_searched_at_once_agrees_with_float64(first_only: bool) -> None:
     """The programs of packed tiles search their sentence among 128 at a time; some sentences end where a tile does."""

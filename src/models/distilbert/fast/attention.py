@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from src.gpu.triton_helpers import launch, power_of_2, precision
-from src.models.distilbert.fast import attention_once_triton, dense
 from src.models.distilbert.fast import attention_triton as kernels
+from src.models.distilbert.fast import dense
 from src.models.distilbert.fast.dense import scale_of
 from src.models.distilbert.fast.rows import Drop
 from src.models.distilbert.layout import Sentences
@@ -28,7 +28,6 @@ class Tiles(NamedTuple):
     num_warps: int
     num_stages: int
     registers: int | None = None  # most of a thread, so that more programs run side by side; of heads of 64 elements
-    once: bool = False  # whether a program computes all gradients of a padded sentence's head, each weight once
 
 
 # By precision of the products: rows of (longest sentence up to which a row applies, forward, backward).
@@ -165,8 +164,6 @@ def attend_backward(
         return torch.cat([grad.sum(0, keepdim=True) for grad in grads], 1)
     tiles, scale = tiles_of(options, q.dtype)[1], scale_of(q, options.num_heads)
     assert [grad.stride() for grad in grads] == [x.stride() for x in (q, k, v)]
-    if tiles.once and options.sentences.padded and not options.first_only:
-        return attend_backward_once(grad, q, k, v, out, saved, grads, options, numbers, tiles)
     delta = None
     if tiles.queries >= 32:  # programs of smaller tiles compute it
         delta = torch.empty_like(saved)
@@ -182,30 +179,5 @@ def attend_backward(
         q, k, v, grad, out, saved, delta, *grads, partials, options.sentences.bounds, numbers, options.seed(numbers),
         options.sentences.count, len(k), len(q), q.stride(0), k.stride(0), log2(euler) * scale, scale,
         KEY_TILES=key_tiles if options.sentences.padded else 0, **options.constants(q, tiles),
-    )  # fmt: skip
-    return partials
-
-
-def attend_backward_once(
-    grad: Float[Tensor, "tokens dim"],
-    q: Float[Tensor, "tokens dim"],
-    k: Float[Tensor, "tokens dim"],
-    v: Float[Tensor, "tokens dim"],
-    out: Float[Tensor, "tokens dim"],
-    saved: Tensor,
-    grads: tuple[Float[Tensor, "tokens dim"], Float[Tensor, "tokens dim"], Float[Tensor, "tokens dim"]],
-    options: AttentionOptions,
-    numbers: Int[Tensor, "2 heads tokens"] | None,
-    tiles: Tiles,
-) -> Float[Tensor, "sentences 3*dim"]:
-    """Does what `attend_backward` does: one program for each head of a padded sentence."""
-    scale, sums = scale_of(q, options.num_heads), torch.empty_like(out, dtype=torch.float32)
-    partials = sums.new_empty(options.sentences.count, 3 * q.shape[1])
-    constants = options.constants(q, tiles)
-    del constants["PADDED"], constants["FIRST"]
-    launch(
-        attention_once_triton.attend_backward_once, (options.num_heads, options.sentences.count),
-        q, k, v, grad, out, saved, torch.empty_like(saved), sums, *grads, partials, options.sentences.bounds, numbers,
-        len(k), q.stride(0), k.stride(0), log2(euler) * scale, scale, **constants,
     )  # fmt: skip
     return partials
