@@ -9,6 +9,7 @@ from torch import Tensor
 from src.batches.tokens import PAD, PaddedTokens, Tokens
 from src.gpu import deferred_rows
 from src.gpu.gradient_slots import slot_of
+from src.gpu.partial_sums import sum_partials
 from src.gpu.triton_helpers import working_dtype
 from src.models.distilbert.fast import rows
 from src.models.distilbert.fast.rows import Drop, TokenIds
@@ -54,7 +55,7 @@ class Embed(torch.autograd.Function):
         grad = rows.embed_backward(
             grads[0].contiguous(), words, word_vectors, position_vectors, weight, statistics, ctx.drop, partials
         )
-        of_weight, of_bias = partials.sum(0).view(2, dim)
+        of_weight, of_bias = sum_partials(partials).view(2, dim)
         of_words = None
         if ctx.behind is not None:
             ctx.behind.give(grad, *ctx.in_order, ctx.padding, rows.sum_shape(len(words.ids)))
