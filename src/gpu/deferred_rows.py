@@ -96,7 +96,7 @@ class Rows:
             raise RuntimeError(f"an embedding has a second gradient; leave {NAME} out of execution.kernels")
         columns = self.weights.shape[1]
         launch(
-            deferred_rows_triton.update_rows, (len(in_order), -(-columns // shape["WIDTH"])),
+            deferred_rows_triton.update_rows, (len(in_order) * -(-columns // shape["WIDTH"]),),
             grad, in_order, order, len(in_order), padding, *self.arrays, self.factors, *self.settings,
             COLUMNS=columns, RING=RING, **shape,
         )  # fmt: skip

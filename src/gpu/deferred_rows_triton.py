@@ -19,6 +19,16 @@ def id_at(in_order, place):
 
 
 @triton.jit
+def place_and_strip(COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
+    """Returns a program's place among the sorted ids, and the strip of WIDTH columns it has of that id's row.
+
+    A place's strips are neighbours, so that the longest sums, mostly of low ids, are not begun last.
+    """
+    STRIPS: tl.constexpr = (COLUMNS + WIDTH - 1) // WIDTH
+    return tl.program_id(0) // STRIPS, tl.program_id(0) % STRIPS
+
+
+@triton.jit
 def sum_of_id(
     grad, in_order, order, number, first, column, count, is_wanted,
     COLUMNS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
@@ -85,10 +95,11 @@ def update_rows(
 
     Keeps `factors` [3] in `history`. The rows must have taken all steps before this one.
     """
-    first, column = tl.program_id(0), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    first, strip = place_and_strip(COLUMNS, WIDTH)
+    column = strip * WIDTH + tl.arange(0, WIDTH)
     now = tl.load(step).to(tl.int32)
     size, root, decay = tl.load(factors), tl.load(factors + 1), tl.load(factors + 2)
-    if first + tl.program_id(1) == 0:
+    if tl.program_id(0) == 0:
         place = history + now % RING * 3
         tl.store(place, size)
         tl.store(place + 1, root)

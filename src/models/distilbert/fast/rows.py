@@ -17,7 +17,7 @@ ADD_NORM_BACKWARD = {"BLOCK": 2, "STAGES": 3, "maxnreg": 128}
 GELU = {"BLOCK": 2048, "num_warps": 4}
 GELU_BACKWARD = {"BLOCK": 1, "WIDTH": 512, "STAGES": 3, "num_warps": 2}
 SUM_PARTIALS = {"WIDTH": 32, "BLOCK": 256, "num_warps": 8}
-SUM_BY_ID = {"WIDTH": 128, "BLOCK": 32, "num_warps": 4}  # of few ids, where some have most of the rows
+SUM_BY_ID = {"WIDTH": 256, "BLOCK": 16, "num_warps": 4}  # of few ids, where some have most of the rows
 SUM_MANY_BY_ID = {"WIDTH": 1024, "BLOCK": 4, "num_warps": 4}  # a program for each token, most of which sum nothing
 SORT_IDS = {"BLOCK": 8, "WIDTH": 1024, "num_warps": 4}
 MOST_COMPARED = 8192  # ids that are sorted by comparing each with all
@@ -203,7 +203,7 @@ def sum_by_id(
     out.zero_()  # at full bandwidth: most ids of a vocabulary have no rows
     shape = sum_shape(len(ids))
     launch(
-        kernels.sum_by_id, (len(ids), -(-columns // shape["WIDTH"])),
+        kernels.sum_by_id, (len(ids) * -(-columns // shape["WIDTH"]),),
         grad, in_order, order, out, len(ids), padding, COLUMNS=columns, **shape,
     )  # fmt: skip
     return out

@@ -9,7 +9,7 @@ load the next block of rows while one is computed.
 import triton
 import triton.language as tl
 
-from src.gpu.deferred_rows_triton import id_at, sum_of_id
+from src.gpu.deferred_rows_triton import id_at, place_and_strip, sum_of_id
 from src.models.distilbert.fast.dropout_triton import column_numbers, is_kept, keys_of, row_numbers
 
 
@@ -215,7 +215,8 @@ def sum_by_id(
 
     Rows are order[...]; `in_order` are their `count` ids. The program of an id's first row adds them all.
     """
-    first, column = tl.program_id(0), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    first, strip = place_and_strip(COLUMNS, WIDTH)
+    column = strip * WIDTH + tl.arange(0, WIDTH)
     number, is_first = id_at(in_order, first)
     is_wanted = is_first & (number != padding)
     total = sum_of_id(grad, in_order, order, number, first, column, count, is_wanted, COLUMNS, WIDTH, BLOCK)
