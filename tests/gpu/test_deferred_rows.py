@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from src.batches.step import StepBatches
 from src.batches.tokens import PackedTokens
 from src.gpu import deferred_rows, triton_helpers
+from src.models.distilbert.fast import rows
 from src.models.distilbert.fast.embedding import FastEmbeddings
 from src.models.distilbert.network import Sizes
 from src.training import adam
@@ -33,6 +34,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_helpers, "devices", {"cuda", "cpu"})
     monkeypatch.setattr(deferred_rows, "RING", RING)
     monkeypatch.setattr(deferred_rows, "CATCH_UP_ALL", {"WIDTH": 8, "num_warps": 1})  # of 12 columns
+    monkeypatch.setattr(rows, "SUM_BY_ID", {"WIDTH": 8, "BLOCK": 2, "num_warps": 1})
     monkeypatch.setattr(adam, "LARGE", 100)
 
 
