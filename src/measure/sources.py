@@ -1,7 +1,8 @@
 """Identifies the code of a run: its commit, whether it differs from that commit, and a digest of its files.
 
-A machine without git, or with another commit, reads `FILE`, which `python -m src.measure.sources` writes where git is
-and which travels with the tree. There the code counts as changed if its digest is another than the file's.
+A machine without git, with another commit, or with the tree in a folder of another repository, reads `FILE`, which
+`python -m src.measure.sources` writes where git is and which travels with the tree. There the code counts as changed if
+its digest is another than the file's.
 """
 
 import json
@@ -32,8 +33,11 @@ def sources(root: Path = ROOT, further: Sequence[str] = ()) -> dict[str, Any]:
     named = read(root / FILE)
     is_named = bool(named and not named["dirty"] and named[key] == code_digest)
     try:
+        is_repository = Path(git(root, "rev-parse", "--show-toplevel").rstrip("\n")).samefile(root)
         commit, changes = git(root, "rev-parse", "HEAD"), git(root, "status", "--porcelain")
     except (OSError, subprocess.CalledProcessError):
+        is_repository, commit, changes = False, "", ""
+    if not is_repository:
         dirty = not is_named if named else None
         return {"commit": named["commit"] if named else None, "dirty": dirty, "digest": code_digest}
     if changes and named and is_named:  # a copy of the tree over another commit

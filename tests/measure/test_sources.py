@@ -50,6 +50,18 @@ def test_a_tree_over_another_commit(tree: Path) -> None:
     assert sources(tree)["commit"] == older["commit"] and sources(tree)["dirty"] is True
 
 
+def test_a_tree_in_a_folder_of_another_repository(tree: Path) -> None:
+    """Its commit is not that one's, even where that one ignores the folder."""
+    inner = tree / "ignored" / "tree"
+    (tree / ".gitignore").write_text("/ignored/\n")
+    shutil.copytree(tree, inner, ignore=shutil.ignore_patterns(".git", "ignored"))
+    unknown = {"commit": None, "dirty": None, "digest": digest(code_of_tree(inner))}
+    assert sources(inner) == unknown
+    named = unknown | {"commit": "1" * 40, "dirty": False}
+    (inner / FILE).write_text(json.dumps(named | {"measuring": ""}))
+    assert sources(inner) == named
+
+
 def test_a_tree_without_git(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clean, measuring = sources(tree), sources(tree, MEASURING)
     assert measuring["digest"] == digest(code_of_commit(tree, clean["commit"], MEASURING)) != clean["digest"]
