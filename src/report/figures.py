@@ -372,8 +372,8 @@ def _chip(gpu: str) -> str:
 
 
 def _gpu(hardware: str) -> str:
-    """Returns how a published GPU is printed: A100 80GB for a100_80g and A100-80G."""
-    return f"{re.sub('[_-]', ' ', hardware).upper()}B"
+    """Returns how a published GPU is printed: A100 80GB for a100_80g and A100-80G, H200 for h200."""
+    return re.sub(r"(\d)G$", r"\1GB", re.sub("[_-]", " ", hardware).upper())
 
 
 def _of_row(row: PublishedRow, name: str) -> Figure:
