@@ -7,7 +7,6 @@ pass reads one (`weight_copies`). Optimisers keep their class, settings and stat
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch.optim.optimizer import Optimizer
 from src.gpu import deferred_rows, triton_helpers, weight_copies
 from src.gpu.triton_helpers import launch, package
 from src.training import tables
-from src.training.tables import Copies, Tables, with_kernels
+from src.training.tables import Copies, Tables, replace_step
 
 NAME = "adam"  # in execution.kernels
 KINDS = torch.optim.Adam, torch.optim.AdamW
@@ -32,14 +31,7 @@ Row = tuple[Tensor, ...]  # a parameter, its gradient, exp_avg, exp_avg_sq and s
 def use_kernels(optimizer: Optimizer) -> None:
     """Has an Adam or AdamW take its steps by kernels where these can; nothing for other optimisers."""
     if type(optimizer) in KINDS and package("src.gpu.adam_triton"):
-        steps = Steps()
-
-        def step(optimizer: torch.optim.Adam, closure: Any = None) -> Any:
-            return steps.take(optimizer, closure)
-
-        # torch's wrapper calls hooks of steps and names them for the profiler.
-        optimizer.step = partial(Optimizer.profile_hook_step(step), optimizer)  # type: ignore[method-assign]
-        with_kernels.add(optimizer)
+        replace_step(optimizer, Steps().take)
 
 
 class Steps:

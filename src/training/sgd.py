@@ -5,7 +5,6 @@ The kernel moves 20 bytes a parameter, 12 without momentum, and 2 for a copy in 
 reads one (`weight_copies`). Optimisers keep their class, settings and state.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch.optim.sgd import sgd
 
 from src.gpu import triton_helpers, weight_copies
 from src.gpu.triton_helpers import launch, package
-from src.training.tables import Copies, Row, Tables, blocks, can_take, with_kernels
+from src.training.tables import Copies, Row, Tables, blocks, can_take, replace_step
 
 NAME = "sgd"  # in execution.kernels
 BLOCK, WARPS = 1024, 4
@@ -30,9 +29,7 @@ def use_kernels(optimizer: Optimizer) -> None:
         def step(optimizer: torch.optim.SGD, closure: Any = None) -> Any:
             return take_step(optimizer, tables, closure)
 
-        # torch's wrapper calls hooks of steps and names them for the profiler.
-        optimizer.step = partial(Optimizer.profile_hook_step(step), optimizer)  # type: ignore[method-assign]
-        with_kernels.add(optimizer)
+        replace_step(optimizer, step)
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """Tables of the tensors that one launch of an optimiser's kernel updates: on the host, and read by captured steps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -16,6 +17,13 @@ Row = tuple[Tensor | None, ...]  # a parameter and what is updated with it, or a
 Copies = Mapping[int, Tensor]  # of parameters in the products' dtype, by the parameter's address
 
 with_kernels: WeakSet[Optimizer] = WeakSet()  # their steps divide gradients and write `weight_copies.kept()`
+
+
+def replace_step(optimizer: Optimizer, take: Callable[[Any, Any], Any]) -> None:
+    """Has `optimizer.step(closure)` do `take(optimizer, closure)`, by kernels."""
+    # torch's wrapper calls hooks of steps and names them for the profiler.
+    optimizer.step = partial(Optimizer.profile_hook_step(take), optimizer)  # type: ignore[method-assign]
+    with_kernels.add(optimizer)
 
 
 class Tables:

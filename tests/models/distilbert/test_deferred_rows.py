@@ -15,7 +15,7 @@ from src.gpu import deferred_rows, triton_helpers
 from src.measure.clock import Clock
 from src.models.distilbert.task import DistilBertTask
 from src.run import Job, build, fit, quieten
-from src.training import adam
+from src.training.tables import with_kernels
 from tests.support.tiny_distilbert import tiny_distilbert
 from tests.support.trained import state_of
 
@@ -111,5 +111,5 @@ def test_steps_are_deferred_where_nothing_needs_dense_gradients(
     monkeypatch.setattr(DistilBertTask, "trainer", trainer)
     optimizer = job.task.configure_optimizers()
     has_kernels = not {"execution.kernels=off", "execution.kernels=[deferred_rows]"} & {*overrides}
-    assert (optimizer in adam.with_kernels) == has_kernels
+    assert (optimizer in with_kernels) == has_kernels
     assert job.task.defers_rows(optimizer) == defers
