@@ -14,6 +14,7 @@ from src.gpu.graph_gaps import queues_renewed
 T = TypeVar("T")
 Shapes = tuple[torch.Size, ...]
 LARGE = 2**20  # bytes of a tensor of a batch
+MOST = 4  # graphs of a function
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Graphed(Generic[T]):
     not return (gradients) is gone when it ends.
     """
 
-    def __init__(self, function: Callable[..., T], graph: bool, warmup: int = 3, most: int = 4) -> None:
+    def __init__(self, function: Callable[..., T], graph: bool, warmup: int = 3, most: int = MOST) -> None:
         self.function, self.warmup, self.most = function, warmup, most
         # High priority, so that side streams of the function fill its gaps and do not delay it.
         self.stream = torch.cuda.Stream(priority=-1) if graph else None

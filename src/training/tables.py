@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from src.gpu.cuda_graphs import MOST
 from src.gpu.triton_helpers import power_of_2
 
 NEVER = 2**62  # a block that there is not
@@ -30,7 +31,9 @@ class Tables:
     """The tables of one optimiser's steps, eager or captured."""
 
     def __init__(self) -> None:
-        self.spares: dict[Any, Tensor] = {}  # by launch: a capture must not allocate pinned memory
+        # By launch and shape, one for each graph: a capture must not allocate pinned memory, and captures may follow
+        # one another without an eager step between them.
+        self.spares: dict[Any, list[Tensor]] = {}
         self.captured: list[Tensor] = []
 
     def of(self, key: Any, rows: Sequence[Row], block: int, copies: Copies | None = None) -> Tensor | None:
@@ -52,15 +55,14 @@ class Tables:
         first = rows[0][0]
         if first is None or not first.is_cuda:
             return values.contiguous()
-        spare = self.spares.get(key)
-        has_spare = spare is not None and spare.shape == values.shape
+        key = key, values.shape
         if torch.cuda.is_current_stream_capturing():
-            if not has_spare:
+            if not self.spares.get(key):
                 return None
-            self.captured.append(self.spares.pop(key))  # each replay reads it
+            self.captured.append(self.spares[key].pop())  # each replay reads it
             return self.captured[-1].copy_(values)
-        if not has_spare:
-            self.spares[key] = torch.empty(values.shape, dtype=torch.int64, pin_memory=True)
+        if key not in self.spares:
+            self.spares[key] = list(torch.empty(MOST, *values.shape, dtype=torch.int64, pin_memory=True))
         # Not one memory for all steps: the copy of an earlier step may not have begun.
         return torch.empty(values.shape, dtype=torch.int64, pin_memory=True).copy_(values)
 

@@ -10,6 +10,7 @@ from src.batches.step import StepBatches
 from src.batches.tokens import PackedTokens
 from src.gpu import deferred_rows
 from src.gpu.deferred_rows import RING
+from src.models.distilbert.fast import embedding
 from src.models.distilbert.network import Sizes
 from src.training.step import TrainStep
 from tests.gpu.test_deferred_rows import EmbeddingTask
@@ -20,6 +21,7 @@ SIZES = Sizes(vocab_size=3000)
 STEPS = 2 * RING + 9
 TOKENS = 512, 640  # of two shapes of batches
 EPS = 1e-3  # with Adam's own, a gradient that is zero but for rounding moves its weight by the whole rate
+NORM_EPS = 1e6  # the layer norm is linear then, and no gradient depends on the rounding of weights
 
 
 def batch_of(generator: torch.Generator, tokens: int) -> StepBatches:
@@ -42,6 +44,7 @@ def test_deferred_steps_are_those_taken_at_once(kind: Any, graph: bool, monkeypa
         catch_up(rows, in_order)
 
     monkeypatch.setattr(deferred_rows.Rows, "catch_up", noted)
+    monkeypatch.setattr(embedding, "EPS", NORM_EPS)
     results = []
     for defers in (True, False):
         rate = torch.tensor(0.01, device="cuda")
@@ -58,9 +61,8 @@ def test_deferred_steps_are_those_taken_at_once(kind: Any, graph: bool, monkeypa
                 task.network.train()
         run.close()
         results.append([*values, *task.arrays()])
-    # A weight whose gradient is nearly zero moves by more than its rounding: of an H200's 2.3 million 26, by 1e-5.
     for deferred, direct in zip(*results, strict=True):
-        assert (deferred - direct).norm() <= 1e-4 * direct.norm()
+        assert (deferred - direct).norm() <= 1e-5 * direct.norm()
     # Of all rows: at both evaluations, RING steps after the last one, and at the end.
     assert settled.count(True) == 2 + (STEPS - 51) // RING + 1
     assert settled.count(False) == (STEPS - 1 if not graph else len(settled) - settled.count(True)) > 0

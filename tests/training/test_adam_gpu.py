@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from src.gpu import weight_copies
-from src.gpu.cuda_graphs import Graphed
+from src.gpu.cuda_graphs import MOST, Graphed
 from src.gpu.weight_copies import WeightCopies
 from src.training import adam
 
@@ -64,6 +64,29 @@ def test_replayed_steps_are_torchs(kind: type[torch.optim.Adam], scaled: bool, t
     # A gradient is a sine of twice the weight, times 5 at most: it enlarges the weights' rounding.
     torch.testing.assert_close(*results, rtol=4e-6, atol=4e-6)
     assert float(results[0][len(SHAPES)]) == STEPS - 2 * scaled
+
+
+def test_graphs_captured_one_after_another_all_hold_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameter = nn.Parameter(torch.ones(400, device="cuda"))
+    optimizer: Any = torch.optim.AdamW([parameter], lr=0.01, fused=True, capturable=True)
+    adam.use_kernels(optimizer)
+    launches, update = list[int](), adam.update
+
+    def counted(*arguments: Any) -> None:
+        launches.append(torch.cuda.is_current_stream_capturing())
+        update(*arguments)
+
+    def step(gradient: Tensor) -> Tensor:
+        parameter.grad = gradient.sum() * parameter.detach()
+        optimizer.step()
+        return parameter.detach().sum()
+
+    monkeypatch.setattr(adam, "update", counted)
+    run = Graphed(step, graph=True, warmup=1)
+    for _ in range(2):
+        for length in range(1, MOST + 1):
+            run(torch.ones(length, device="cuda"))
+    assert launches == [False] * MOST + [True] * MOST
 
 
 def test_replayed_steps_write_kept_copies() -> None:
