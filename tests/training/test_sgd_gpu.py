@@ -41,7 +41,7 @@ def stepped(kind: Any, ours: bool, scaled: bool, tensor_rate: bool) -> list[Tens
     parameters = [nn.Parameter(torch.randn(shape, device="cuda", generator=generator)) for shape in SHAPES]
     parameters[1].data = parameters[1].data.to(memory_format=torch.channels_last)
     optimizer: Any = kind(parameters, lr=torch.tensor(0.01, device="cuda") if tensor_rate else 0.01)
-    module = adagrad if isinstance(optimizer, Adagrad) else sgd
+    module = (sgd, adagrad)[isinstance(optimizer, Adagrad)]
     if ours:
         module.use_kernels(optimizer)
     launched, search, update = list[int](), Overflow(), module.update
@@ -92,7 +92,7 @@ def test_replayed_steps_write_kept_copies(kind: Any) -> None:
     """The graph casts nothing; weights changed in place between replays are copied again before the next."""
     parameter = nn.Parameter(torch.randn(512, 768, device="cuda"))
     optimizer = kind([parameter], lr=0.01)
-    (adagrad if isinstance(optimizer, Adagrad) else sgd).use_kernels(optimizer)
+    (sgd, adagrad)[isinstance(optimizer, Adagrad)].use_kernels(optimizer)
     copies, casts, kept = WeightCopies(), list[int](), torch.empty(512, 768, device="cuda", dtype=torch.float16)
 
     def step(factor: Tensor) -> Tensor:
