@@ -83,7 +83,7 @@ def read(path: Path) -> dict[str, Any] | None:
         return {key: content[key] for key in ("commit", "dirty", "digest", "measuring")}
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(
-            f"{path}: not what `python -m src.measure.sources` writes; write it again or remove it"
+            f"{path}: not what `python -m src.measure.sources` writes; remove it, and write it again if you need it"
         ) from None
 
 
