@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from src.gpu import weight_copies
 from src.gpu.cuda_graphs import MOST, Graphed
-from src.gpu.weight_copies import WeightCopies
 from src.training import adam
 
 pytestmark = pytest.mark.gpu
@@ -87,34 +85,3 @@ def test_graphs_captured_one_after_another_all_hold_the_kernels(monkeypatch: pyt
         for length in range(1, MOST + 1):
             run(torch.ones(length, device="cuda"))
     assert launches == [False] * MOST + [True] * MOST
-
-
-def test_replayed_steps_write_kept_copies() -> None:
-    """The graph casts nothing; weights changed in place between replays are copied again before the next."""
-    parameter = nn.Parameter(torch.randn(512, 768, device="cuda"))
-    optimizer = torch.optim.AdamW([parameter], lr=0.01, fused=True, capturable=True)
-    adam.use_kernels(optimizer)
-    copies, casts, kept = WeightCopies(), list[int](), torch.empty(512, 768, device="cuda", dtype=torch.bfloat16)
-
-    def step(factor: Tensor) -> Tensor:
-        def make() -> tuple[Tensor, list[Tensor]]:
-            casts.append(0)
-            return kept, [kept]
-
-        seen = weight_copies.cast([parameter], torch.bfloat16, make).clone()
-        parameter.grad = seen.float().sin() * factor
-        optimizer.step()
-        parameter.grad = None
-        return seen
-
-    run = Graphed(step, graph=True, warmup=2)
-    for number in range(STEPS):
-        if number in (1, 5):
-            with torch.no_grad():
-                parameter.mul_(1.5)
-        copies.refresh()
-        expected = parameter.detach().bfloat16()
-        with copies.active():
-            seen = run(torch.tensor(number - 2.5, device="cuda"))
-        assert torch.equal(seen, expected) and torch.equal(kept, parameter.detach().bfloat16())
-    assert len(casts) == 1

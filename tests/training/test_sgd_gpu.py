@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from src.gpu.cuda_graphs import Graphed
-from src.gpu.weight_copies import WeightCopies, cast
 from src.training import adagrad, sgd
 from src.training.adagrad import Adagrad
 from src.training.overflow import Overflow
@@ -85,35 +84,3 @@ def test_replayed_steps_are_torchs(kind: Any, scaled: bool, tensor_rate: bool) -
     # A gradient is a sine of up to six times the weight, times 5 at most: it enlarges the weights' rounding.
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
     assert all(bool(value.isfinite().all()) for value in results[0])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_replayed_steps_write_kept_copies(kind: Any) -> None:
-    """The graph casts nothing; weights changed in place between replays are copied again before the next."""
-    parameter = nn.Parameter(torch.randn(512, 768, device="cuda"))
-    optimizer = kind([parameter], lr=0.01)
-    (sgd, adagrad)[isinstance(optimizer, Adagrad)].use_kernels(optimizer)
-    copies, casts, kept = WeightCopies(), list[int](), torch.empty(512, 768, device="cuda", dtype=torch.float16)
-
-    def step(factor: Tensor) -> Tensor:
-        def make() -> tuple[Tensor, list[Tensor]]:
-            casts.append(0)
-            return kept, [kept]
-
-        seen = cast([parameter], torch.float16, make).clone()
-        parameter.grad = seen.float().sin() * factor
-        optimizer.step()
-        parameter.grad = None
-        return seen
-
-    run = Graphed(step, graph=True, warmup=2)
-    for number in range(STEPS):
-        if number in (1, 5):
-            with torch.no_grad():
-                parameter.mul_(1.5)
-        copies.refresh()
-        expected = parameter.detach().half()
-        with copies.active():
-            seen = run(torch.tensor(number - 2.5, device="cuda"))
-        assert torch.equal(seen, expected) and torch.equal(kept, parameter.detach().half())
-    assert len(casts) == 1

@@ -15,10 +15,10 @@ from torch.nn import functional as F
 from src.batches.tokens import PackedTokens, PaddedTokens
 from src.datamodules.resident import OrderedLoader
 from src.datamodules.text.data import TokenData
-from src.gpu.cuda_graphs import MOST
 
 Padding = Literal["max_length", "longest", "bucketed", "packed"]
 PADDINGS = get_args(Padding)
+MAX_SIZES = 4  # src.gpu.cuda_graphs keeps as many graphs
 SAMPLED_EPOCHS = 4  # epochs whose batches determine the sizes
 MULTIPLE = {"longest": 8, "bucketed": 8, "packed": 32}  # sizes are multiples of it
 
@@ -109,7 +109,7 @@ class TokenLoader(OrderedLoader[PaddedTokens | PackedTokens]):
             self.epoch = epoch
             minimum.append(self._min_sizes(self._order()))
         self.epoch = 0
-        return few_sizes(torch.cat(minimum), MOST)
+        return few_sizes(torch.cat(minimum), MAX_SIZES)
 
 
 class Epoch:
