@@ -115,6 +115,7 @@ class Execution:
     gradient_dtype: HalfDtype | None = None  # of the all-reduce; null: the gradients' own
     exchange: Exchange = "auto"  # between ranks; auto: shared GPU memory on one machine, else NCCL
     graph_gaps: AutoOff = "auto"  # reset the hardware queues after a graph's capture, for shorter launch gaps
+    products: AutoOff = "auto"  # in half precision by the fastest of cuBLAS's algorithms that give the same bits
     deterministic: bool = False  # the same command gives the same bits twice: docs/reference/reliability.md
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from src.gpu.graph_gaps import queues_renewed
+from src.gpu.tuned_products import searching
 
 T = TypeVar("T")
 Shapes = tuple[torch.Size, ...]
@@ -73,7 +74,8 @@ class Graphed(Generic[T]):
             return self.captures[shapes].replay(tensors)
         self._calls[shapes] += 1
         if self._calls[shapes] <= self.warmup or len(self.captures) == self.most:
-            return self._eager(self.stream, *batch)
+            with searching(self._calls[shapes] == self.warmup and len(self.captures) < self.most):
+                return self._eager(self.stream, *batch)
         static = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.captures[shapes] = self._capture(self.stream, static, tree_unflatten(static, structure))
         return self.captures[shapes].replay(tensors)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from src.gpu import transpose_triton as kernels
 from src.gpu.triton_helpers import launch
+from src.gpu.tuned_products import mm
 
 TILE = 64
 
@@ -34,4 +35,4 @@ def input_gradient(
     """Returns the gradient of a linear layer's input; added in place to `add_to`, or written to `out`, if given."""
     if weight.dtype == torch.float32 and weight.is_cuda:
         weight = weight.t().contiguous().t()
-    return torch.matmul(grad, weight, out=out) if add_to is None else add_to.addmm_(grad, weight)
+    return mm(grad, weight, out=out if add_to is None else add_to, adds=add_to is not None)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from src.errors import UserError
-from src.gpu import graph_gaps
+from src.gpu import graph_gaps, tuned_products
 from src.launch.ranks import is_fork
 from src.parallel import shared_memory
 from src.system.group import rank, started_by, world_size
@@ -70,6 +70,7 @@ def set_execution(execution: "Execution", accelerator: str) -> None:
     check_graph(execution, accelerator)
     shared_memory.enabled = execution.exchange == "auto"
     graph_gaps.enabled = execution.graph_gaps == "auto"
+    tuned_products.enabled = execution.products == "auto"
     if execution.deterministic:
         if os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in FIXED_WORKSPACES:
             os.environ["CUBLAS_WORKSPACE_CONFIG"] = FIXED_WORKSPACES[0]

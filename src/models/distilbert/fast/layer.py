@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn import functional as F
 
 from src.gpu import weight_copies
 from src.gpu.gradient_slots import slot_of
 from src.gpu.products import input_gradient, transposed
 from src.gpu.triton_helpers import precision, working_dtype
+from src.gpu.tuned_products import mm
 from src.models.distilbert.fast import attention, rows
 from src.models.distilbert.fast.attention import AttentionOptions
 from src.models.distilbert.fast.rows import Drop
@@ -95,20 +95,20 @@ class Layer(torch.autograd.Function):
         weights = options.cast or cast_weights(parameters, x.dtype)
         dim = x.shape[1]
         if options.first is None:
-            queries, qkv = x, F.linear(x, weights.qkv, weights.qkv_bias)
+            queries, qkv = x, mm(x, weights.qkv.t(), bias=weights.qkv_bias)
             q, kv = qkv[:, :dim], qkv[:, dim:]
         else:
             queries = x.index_select(0, options.first)
-            q = F.linear(queries, weights.qkv[:dim], weights.qkv_bias[:dim])
-            kv = F.linear(x, weights.qkv[dim:], weights.qkv_bias[dim:])
+            q = mm(queries, weights.qkv[:dim].t(), bias=weights.qkv_bias[:dim])
+            kv = mm(x, weights.qkv[dim:].t(), bias=weights.qkv_bias[dim:])
         numbers = attention.numbers_of(options.attention, kv)
         context, saved = attention.attend(q, kv[:, :dim], kv[:, dim:], options.attention, numbers)
-        attended = F.linear(context, weights.out, weights.out_bias)
+        attended = mm(context, weights.out.t(), bias=weights.out_bias)
         norm, last, eps = (parameters.norm, parameters.norm_bias), (parameters.last, parameters.last_bias), options.eps
         middle, statistics = rows.add_norm(attended, queries, *norm, eps, Drop())
-        wide = F.linear(middle, weights.wide, weights.wide_bias)
+        wide = mm(middle, weights.wide.t(), bias=weights.wide_bias)
         active = rows.gelu(wide)
-        added = F.linear(active, weights.narrow, weights.narrow_bias)
+        added = mm(active, weights.narrow.t(), bias=weights.narrow_bias)
         out, last_statistics = rows.add_norm(added, middle, *last, eps, options.drop)
         ctx.options = options
         ctx.save_for_backward(
@@ -230,7 +230,7 @@ def weight_gradient(
     else:
         out = grad.new_empty(grad.shape[1], x.shape[1], dtype=torch.float32)
     if grad.dtype != torch.float32 and grad.is_cuda:
-        return torch.mm(grad.t(), x, out_dtype=torch.float32, out=out)
+        return mm(grad.t(), x, out=out)
     if precision(grad.dtype) != "tf32" or not grad.is_cuda:
         return torch.mm(grad.float().t(), x.float(), out=out)
     x = transposed(x).t() if grad.shape[1] > 3 * x.shape[1] else x

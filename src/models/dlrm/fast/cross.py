@@ -8,6 +8,7 @@ from torch import Tensor
 from src.gpu import weight_copies
 from src.gpu.products import input_gradient
 from src.gpu.triton_helpers import can_take, launch, power_of_2
+from src.gpu.tuned_products import mm
 from src.models.dlrm.embeddings import Embeddings, GradientSlots
 from src.models.dlrm.fast import cross_triton as kernels
 from src.models.dlrm.fast.mlp import product
@@ -60,8 +61,8 @@ class CrossLayers(torch.autograd.Function):
         ys = x0.new_empty(len(weights) // 3, *x0.shape)
         saved = []
         for y, down, up, bias in zip(ys, weights[0::3], weights[1::3], weights[2::3], strict=True):
-            hidden = x @ down.t()
-            torch.addmm(bias, hidden, up.t(), out=y)
+            hidden = mm(x, down.t())
+            mm(hidden, up.t(), bias=bias, out=y)
             saved += [x, hidden, down, up]
             x, last, total = torch.empty_like(x), x, x.numel()
             launch(kernels.cross, (-(-total // FLAT["BLOCK"]),), x0, y, last, x, total, **FLAT)

@@ -11,6 +11,7 @@ from src.gpu import weight_copies
 from src.gpu.partial_sums import sum_partials
 from src.gpu.products import input_gradient
 from src.gpu.triton_helpers import can_take, launch, power_of_2, working_dtype
+from src.gpu.tuned_products import mm
 from src.models.dlrm.fast import mlp_triton as kernels
 from src.models.dlrm.mlp import MLP
 
@@ -49,7 +50,7 @@ class FusedMLP(torch.autograd.Function):
         activations = [x]
         hidden = len(weights) - logit
         for weight, bias in zip(weights[:hidden], biases[:hidden], strict=True):
-            activations.append(torch._addmm_activation(bias, activations[-1], weight.t()))  # pyright: ignore
+            activations.append(mm(activations[-1], weight.t(), bias=bias, relu=True))
         ctx.num_activations = len(activations)
         ctx.save_for_backward(*activations, *weights)
         return head(activations[-1], weights[-1], biases[-1]) if logit else activations[-1]
@@ -88,7 +89,7 @@ def product(a: Float[Tensor, "m k"], b: Float[Tensor, "k n"]) -> Float[Tensor, "
     """Returns a @ b, summed and stored in float32: a large batch's gradient neither overflows nor loses small terms."""
     if a.dtype == torch.float32 or not a.is_cuda:
         return a.float() @ b.float()
-    return torch.mm(a, b, out_dtype=torch.float32)
+    return mm(a, b, dtype=torch.float32)
 
 
 def relu_backward(

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 
 from src.gpu.products import input_gradient
 from src.gpu.triton_helpers import launch, power_of_2
+from src.gpu.tuned_products import mm
 from src.models.moflow.actnorm import BATCH_NORM_EPS, BATCH_NORM_MOMENTUM
 from src.models.moflow.fast import bond_triton as kernels
 from src.models.moflow.fast import conv_triton
@@ -91,7 +91,7 @@ def network(
         conv, bias = convs[2 * number : 2 * number + 2]
         values.matrices.append(matrices[number] if matrices else dense(conv, hidden.dtype))
         repeated = bias.to(hidden.dtype).repeat(POSITIONS)
-        output = F.linear(values.inputs[-1], values.matrices[-1], repeated)
+        output = mm(values.inputs[-1], values.matrices[-1].t(), bias=repeated)
         values.outputs.append(output)
         if 2 * number < len(norms):
             width, weight = len(bias), norms[2 * number]
@@ -129,7 +129,7 @@ def network_backward(
     of_bias = column_sums(of_output[None]).view(-1, of_output.shape[1] // POSITIONS).sum(0)
     rows = POSITIONS * len(of_output)
     for number in reversed(range(len(convs))):
-        of_matrix = of_output.t() @ values.inputs[number]
+        of_matrix = mm(of_output.t(), values.inputs[number])
         of_convs += [of_bias, folded(of_matrix, convs[number])]
         of_input = input_gradient(of_output, values.matrices[number])
         if number == 0:
