@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from src.batches.clicks import ClickLayout, Clicks
 from src.datamodules.clicks.synthetic import ClickDistribution, tables_of
@@ -24,6 +25,7 @@ from src.models.dlrm.fast import mlp as mlps
 from src.models.dlrm.fast import tables as embeddings
 from src.models.dlrm.fast.cross import cross_net
 from src.models.dlrm.fast.embeddings import FastEmbeddings
+from src.models.dlrm.fast.loss import bce
 from src.models.dlrm.network import DLRM, CrossNet
 
 DIM = 128
@@ -94,7 +96,7 @@ def rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row]:
     forward, both = timed(lambda d, s: interaction.dot_features(d, s, overflow), [dense, sparse])
     read, features = (vectors + batch * DIM) * size, batch * network.interaction.num_features * size
     measured.append(Row("dot", forward, both - forward, bytes=(read + features, 2 * read + features)))
-    return [*measured, dot_of_rows(network, clicks, dtype), *mlp_rows(network, clicks, dtype)]
+    return [*measured, dot_of_rows(network, clicks, dtype), *mlp_rows(network, clicks, dtype), *loss_rows(clicks)]
 
 
 def dot_of_rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> Row:
@@ -123,6 +125,16 @@ def mlp_rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row]:
         unwanted = 0 if inputs.requires_grad else mlp.widths[0] * mlp.widths[1] * batch
         forward, both = timed(lambda x, *p, mlp=mlp: mlps.mlp(x, mlp.logit, *p), [inputs, *parameters(mlp)])
         measured.append(Row(name, forward, both - forward, flops=(2 * macs, 4 * macs - 2 * unwanted)))
+    return measured
+
+
+def loss_rows(clicks: Clicks) -> list[Row]:
+    """Times the loss by kernels and torch's. The gradient is a scalar of the loss's scale."""
+    logits, measured = torch.randn_like(clicks.labels).requires_grad_(), list[Row]()
+    for name, function in ("loss", bce), ("torch's loss", F.binary_cross_entropy_with_logits):
+        forward, both = timed(lambda x, function=function: function(x, clicks.labels), [logits])
+        read = 8 * len(logits)
+        measured.append(Row(name, forward, both - forward, bytes=(read, read + 4 * len(logits))))
     return measured
 
 

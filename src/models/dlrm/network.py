@@ -121,7 +121,7 @@ class DLRM(nn.Module):
         lookup = self.embeddings.start_lookup(clicks.ids, len(clicks.numerical))
         dense = self.bottom(clicks.numerical.to(cast(Tensor, self.bottom.layers[0].weight).dtype))
         features = self.interaction(dense, lookup if self.interaction.takes_lookup else lookup(), self.embeddings)
-        logits = self.top(features)[:, 0]
+        logits = self.top(features).squeeze(1)  # the gradient of an index would be written twice
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def dense_parameters(self) -> list[nn.Parameter]:

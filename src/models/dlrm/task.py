@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from src.batches.clicks import NUMBER_DTYPES, ClickLayout, Clicks
 from src.config.ranges import Count, Share
 from src.errors import UserError
+from src.gpu.replace import Kernels
 from src.measure.roofline import Cost
 from src.models.dlrm import fast
 from src.models.dlrm.cost import cost
@@ -34,7 +35,7 @@ class DLRMTask(ClickPredictionTask):
         engine: of several ranks: auto, or torchrec; see `ShardedEmbeddings`.
     """
 
-    replacements = fast.REPLACEMENTS
+    replacements = fast.OF_TASK
     imported_on_ranks = ("src.models.dlrm.torchrec_tables",)
     expected_data = "DLRM needs clicks; give datamodule=criteo, criteo_synthetic or criteo_resident"
 
@@ -72,6 +73,10 @@ class DLRMTask(ClickPredictionTask):
                 self.network.embeddings = parts["embeddings"](layout.tables, dim, start=start)
                 return
         super().make_for(layout, **parts)
+
+    def accelerate(self, kernels: Kernels) -> None:
+        super().accelerate(kernels)
+        self.mean_loss = fast.loss_by(kernels)
 
     def on_train_start(self) -> None:
         super().on_train_start()

@@ -13,8 +13,19 @@ from src.models.dlrm.embeddings import Rule
 from src.models.dlrm.fast.cross import FastCrossNet  # noqa: F401  # imports its kernels
 from src.models.dlrm.fast.embeddings import FastEmbeddings
 from src.models.dlrm.fast.interaction import FastDot  # noqa: F401
+from src.models.dlrm.fast.loss import bce  # noqa: F401
 from src.models.dlrm.fast.mlp import FastMLP  # noqa: F401
-from tests.support.dlrm_kernels import cross_layers, dot, dot_of_rows, layers, narrow_look_up, update_of_parts, updated
+from tests.support.dlrm_kernels import (
+    assert_loss_is_torchs,
+    cross_layers,
+    dot,
+    dot_of_rows,
+    layers,
+    loss_of,
+    narrow_look_up,
+    update_of_parts,
+    updated,
+)
 from tests.support.tiny_dlrm import tiny_dlrm
 from tests.support.trained import Trained, trained
 
@@ -93,6 +104,16 @@ def test_mlp_agrees_with_float64(
     difference = layers(fused, widths, logit, 5000, dtype, CUDA)
     assert difference.output < 2 * tolerance, difference
     assert max(difference.gradients[1:]) < (100 if dtype == torch.float32 else 20) * tolerance, difference
+
+
+@pytest.mark.parametrize("rows", [1, 5000, 65_536, 262_147])
+def test_the_loss_agrees_with_float64(rows: int, fused: Any) -> None:
+    difference = loss_of(fused.loss, rows, CUDA)
+    assert difference.largest < 2e-6, difference
+
+
+def test_infinite_and_large_logits_give_what_torch_gives(fused: Any) -> None:
+    assert_loss_is_torchs(fused.loss, CUDA)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
