@@ -96,7 +96,8 @@ def rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row]:
     forward, both = timed(lambda d, s: interaction.dot_features(d, s, overflow), [dense, sparse])
     read, features = (vectors + batch * DIM) * size, batch * network.interaction.num_features * size
     measured.append(Row("dot", forward, both - forward, bytes=(read + features, 2 * read + features)))
-    return [*measured, dot_of_rows(network, clicks, dtype), *mlp_rows(network, clicks, dtype), *loss_rows(clicks)]
+    return [*measured, dot_of_rows(network, clicks, dtype), *mlp_rows(network, clicks, dtype),
+            *first_layer_rows(network, clicks, dtype), *loss_rows(clicks)]  # fmt: skip
 
 
 def dot_of_rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> Row:
@@ -126,6 +127,23 @@ def mlp_rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row]:
         forward, both = timed(lambda x, *p, mlp=mlp: mlps.mlp(x, mlp.logit, *p), [inputs, *parameters(mlp)])
         measured.append(Row(name, forward, both - forward, flops=(2 * macs, 4 * macs - 2 * unwanted)))
     return measured
+
+
+def first_layer_rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row]:
+    """Times the gradients of the bottom MLP's first layer by one kernel, and by a kernel and a product."""
+    (inputs, width), batch, x = network.bottom.widths[:2], len(clicks.labels), clicks.numerical.to(dtype)
+    x = F.pad(x, (0, -inputs % mlps.ALIGNED))
+    grad, activation = (torch.randn(batch, width, device="cuda", dtype=dtype) for _ in range(2))
+
+    def apart() -> None:
+        masked, _ = mlps.relu_backward(grad, activation, out=grad)
+        mlps.product(masked.t(), x)
+
+    read, written, flops = grad.nbytes + activation.nbytes + x.nbytes, grad.nbytes, 2 * batch * width * inputs
+    ways: dict[str, tuple[Callable[[], object], int]] = {"first layer apart": (apart, read + 2 * written)}
+    if mlps.is_narrow(x, inputs):
+        ways["first layer"] = (lambda: mlps.first_layer_gradients(grad, activation, x, inputs), read)
+    return [Row(name, device_ms(way), None, flops=(flops, 0), bytes=(size, 0)) for name, (way, size) in ways.items()]
 
 
 def loss_rows(clicks: Clicks) -> list[Row]:

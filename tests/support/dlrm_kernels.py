@@ -93,9 +93,18 @@ def cross_layers(
 
 
 def layers(
-    fused: Any, widths: Sequence[int], logit: bool, samples: int, dtype: torch.dtype, device: str = "cpu"
+    fused: Any,
+    widths: Sequence[int],
+    logit: bool,
+    samples: int,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    is_data: bool = False,
 ) -> Difference:
-    """Compares an MLP and its gradients with float64; the float32 parameters are representable in `dtype`."""
+    """Compares an MLP and its gradients with float64; the float32 parameters are representable in `dtype`.
+
+    The inputs' gradients come first, unless these are data.
+    """
     assert fused.mlp.supported((*widths, 1) if logit else tuple(widths), logit)
     # Large biases: a value near 0 that passes a ReLU in one dtype only would be a large difference.
     parameters: list[Tensor] = []
@@ -112,6 +121,10 @@ def layers(
             x = x.relu() if number < hidden else x
         return x
 
+    if is_data:
+        return difference(
+            lambda *p: fused.mlp.mlp(inputs, logit, *p), lambda *p: plain(inputs.to(p[0]), *p), parameters
+        )
     return difference(lambda x, *p: fused.mlp.mlp(x, logit, *p), plain, [inputs, *parameters])
 
 

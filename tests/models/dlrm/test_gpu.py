@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from src.batches.clicks import EmbeddingTable
 from src.models.dlrm import fast
@@ -26,6 +27,7 @@ from tests.support.dlrm_kernels import (
     update_of_parts,
     updated,
 )
+from tests.support.kernel_differences import error, random
 from tests.support.tiny_dlrm import tiny_dlrm
 from tests.support.trained import Trained, trained
 
@@ -104,6 +106,36 @@ def test_mlp_agrees_with_float64(
     difference = layers(fused, widths, logit, 5000, dtype, CUDA)
     assert difference.output < 2 * tolerance, difference
     assert max(difference.gradients[1:]) < (100 if dtype == torch.float32 else 20) * tolerance, difference
+
+
+@pytest.mark.parametrize("samples", [5000, 65_536])
+@pytest.mark.parametrize("widths", [(13, 512, 256, 128), (31, 520, 8), (32, 64, 8)])
+def test_gradients_of_a_first_layer_of_data_agree_with_float64(
+    widths: tuple[int, ...], samples: int, precision: tuple[torch.dtype, float], fused: Any
+) -> None:
+    """In half precision those of up to 31 inputs come from one kernel."""
+    dtype, tolerance = precision
+    difference = layers(fused, widths, False, samples, dtype, CUDA, is_data=True)
+    assert difference.output < 2 * tolerance, difference
+    assert max(difference.gradients) < (100 if dtype == torch.float32 else 20) * tolerance, difference
+
+
+@pytest.mark.parametrize("rows", [1, 100, 65_536, 262_147])
+@pytest.mark.parametrize(("columns", "inputs"), [(512, 13), (520, 31), (8, 1)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_first_layers_kernel_agrees_with_its_other_way(
+    dtype: torch.dtype, columns: int, inputs: int, rows: int, fused: Any
+) -> None:
+    """Products are exact in float32 either way; sums differ by the rounding of tensor cores."""
+    mlp = fused.mlp
+    grad, activation = (random(rows, columns, seed=seed, device=CUDA).to(dtype) for seed in (1, 2))
+    x = F.pad(random(rows, inputs, seed=3, device=CUDA).to(dtype), (0, -inputs % mlp.ALIGNED))
+    actual = mlp.first_layer_gradients(grad, activation, x, inputs)
+    assert all(map(torch.equal, actual, mlp.first_layer_gradients(grad, activation, x, inputs)))
+    masked, of_bias = mlp.relu_backward(grad, activation)
+    assert error(actual[0], of_bias) < 5e-5
+    assert error(actual[1], masked.double().T @ x[:, :inputs].double()) < 5e-5
+    assert error(actual[1], mlp.product(masked.t(), x)[:, :inputs]) < 5e-5
 
 
 @pytest.mark.parametrize("rows", [1, 5000, 65_536, 262_147])

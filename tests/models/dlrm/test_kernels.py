@@ -160,6 +160,50 @@ def test_mlp_agrees_with_float64(widths: tuple[int, ...], logit: bool, dtype: to
     assert difference.output < tolerance and max(difference.gradients) < 10 * tolerance, difference
 
 
+@pytest.mark.parametrize("slots", [2, 528])
+@pytest.mark.parametrize(
+    ("widths", "dtype", "is_data", "is_fused"),
+    [
+        ((13, 24, 8), torch.float16, True, True),
+        ((16, 136, 8), torch.float16, True, True),
+        ((31, 8, 8), torch.float16, True, True),
+        ((32, 24, 8), torch.float16, True, False),
+        ((13, 24, 8), torch.float16, False, False),
+        ((13, 24, 8), torch.float32, True, False),
+    ],
+)
+def test_gradients_of_a_first_layer_agree_with_float64(
+    widths: tuple[int, ...],
+    dtype: torch.dtype,
+    is_data: bool,
+    is_fused: bool,
+    slots: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In programs of one block of rows or of several; from one kernel where the inputs are few and data."""
+    launched: list[Any] = []
+    monkeypatch.setattr(fused.mlp, "SLOTS", slots)
+    launch = fused.mlp.launch
+    monkeypatch.setattr(fused.mlp, "launch", lambda kernel, *a, **b: launched.append(kernel) or launch(kernel, *a, **b))
+    difference = layers(fused, widths, False, 300, dtype, is_data=is_data)
+    tolerance = 2e-6 if dtype == torch.float32 else 2e-3
+    assert difference.output < tolerance and max(difference.gradients) < 10 * tolerance, difference
+    assert (fused.mlp.kernels.first_layer_backward in launched) == is_fused
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the interpreter multiplies with numpy
+def test_gradients_of_a_first_layer_overflow_where_its_relu_is_positive() -> None:
+    grad, activation, x = torch.zeros(40, 8).half(), torch.zeros(40, 8).half(), torch.ones(40, 8).half()
+    grad[35, 3] = torch.inf
+    for is_positive in (False, True):
+        activation[35, 3] = is_positive
+        of_bias, of_weight = fused.mlp.first_layer_gradients(grad, activation, x, 5)
+        assert (of_bias.shape, of_weight.shape) == ((8,), (8, 5))
+        for gradient in (of_bias, of_weight):
+            overflowed = (~gradient.isfinite()).view(8, -1)
+            assert overflowed[3].all() == is_positive and overflowed.any() == is_positive
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
 @pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
 def test_several_lookups_are_updated_as_one(

@@ -17,6 +17,9 @@ from src.models.dlrm.mlp import MLP
 
 ALIGNED = 8  # elements: rows of products begin at multiples of 16 bytes
 RELU_BACKWARD = {"ROWS": 128, "BLOCK": 32, "WIDTH": 128, "num_warps": 4}
+FIRST_LAYER = {"BLOCK": 32, "WIDTH": 128, "num_warps": 4, "num_stages": 2}
+SLOTS = 4 * 132  # programs of FIRST_LAYER at most: four on each multiprocessor of an H200 at once
+MAX_INPUTS = 31  # of a first layer: 32 columns with the ones for the bias
 HEAD = {"BLOCK": 32, "num_warps": 4}
 HEAD_BACKWARD = {"ROWS": 128, "BLOCK": 16, "num_warps": 4}  # 65,536 rows are one program of each slot of an H200
 MAX_LOGIT = 1024  # width of the last hidden layer that one program holds
@@ -71,6 +74,9 @@ class FusedMLP(torch.autograd.Function):
             if len(activations) == 1:
                 break
             grad = input_gradient(grad, weights.pop())
+            if len(activations) == 2 and not ctx.needs_input_grad[0] and is_narrow(activations[0], ctx.inputs):
+                gradients += first_layer_gradients(grad, activations[1], activations[0], ctx.inputs)
+                return None, None, *reversed(gradients)
             grad, of_bias = relu_backward(grad, activations.pop(), out=grad)
         gradients[-1] = gradients[-1][:, : ctx.inputs]
         of_x = input_gradient(grad, weights[0])[:, : ctx.inputs] if ctx.needs_input_grad[0] else None
@@ -106,6 +112,35 @@ def relu_backward(
         COLUMNS=columns, **options,
     )  # fmt: skip
     return out, sum_partials(partials)
+
+
+def is_narrow(x: Float[Tensor, "batch inputs"], inputs: int) -> bool:
+    """Returns whether `first_layer_gradients` supports the input. In TF32 its sums for a bias would lose digits."""
+    return x.dtype != torch.float32 and inputs <= MAX_INPUTS
+
+
+def first_layer_gradients(
+    grad: Float[Tensor, "batch width"],
+    activation: Float[Tensor, "batch width"],
+    x: Float[Tensor, "batch padded"],
+    inputs: int,
+) -> tuple[Float[Tensor, " width"], Float[Tensor, "width inputs"]]:
+    """Returns the gradients of bias and weight of a layer whose input needs none, from that of its ReLU's output.
+
+    The gradient before the ReLU, which is several times as large as all else, is not written.
+    """
+    (rows, columns), options = grad.shape, FIRST_LAYER
+    blocks = -(-columns // options["WIDTH"])
+    length = max(-(-rows // max(SLOTS // blocks, 1)), 1)
+    length += -length % options["BLOCK"]
+    programs = -(-rows // length)
+    partials = grad.new_empty(programs, columns * (inputs + 1), dtype=torch.float32)
+    launch(
+        kernels.first_layer_backward, (programs, blocks), grad, activation, x.contiguous(), partials, rows, length,
+        COLUMNS=columns, INPUTS=inputs, STRIDE=x.shape[1], NUMBERS=max(power_of_2(inputs + 1), 16), **options,
+    )  # fmt: skip
+    of_weight, of_bias = sum_partials(partials).split([columns * inputs, columns])
+    return of_bias, of_weight.view(columns, inputs)
 
 
 def head(

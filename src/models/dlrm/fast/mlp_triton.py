@@ -25,6 +25,35 @@ def relu_backward(
 
 
 @triton.jit
+def first_layer_backward(
+    grad, activation, x, shares, rows, length,
+    COLUMNS: tl.constexpr, INPUTS: tl.constexpr, STRIDE: tl.constexpr,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr, NUMBERS: tl.constexpr,
+):  # fmt: skip
+    """Writes `shares` [programs, COLUMNS * (INPUTS + 1)], each `length` rows' part of a layer's gradients.
+
+    Those of the weight [COLUMNS, INPUTS] come first, then those of the bias: a 1 after the inputs `x` [rows, STRIDE]
+    makes these another column of the product. `length` is a multiple of BLOCK.
+    """
+    column, number = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH), tl.arange(0, NUMBERS)
+    total = tl.zeros([WIDTH, NUMBERS], tl.float32)
+    for k in range(0, length, BLOCK):
+        row = tl.program_id(0) * length + k + tl.arange(0, BLOCK)
+        offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+        mask = (row < rows)[:, None] & (column < COLUMNS)[None, :]
+        gradient = tl.load(grad + offset, mask=mask, other=0.0)
+        gradient = tl.where(tl.load(activation + offset, mask=mask, other=0.0) > 0, gradient, 0.0)
+        at = row.to(tl.int64)[:, None] * STRIDE + number[None, :]
+        inputs = tl.load(x + at, mask=(row < rows)[:, None] & (number < STRIDE)[None, :], other=0.0)
+        inputs = tl.where(number[None, :] == INPUTS, 1.0, inputs)
+        total = tl.dot(tl.trans(gradient), inputs, total)
+    is_weight = (number < INPUTS)[None, :]
+    at = tl.where(is_weight, column[:, None] * INPUTS + number[None, :], COLUMNS * INPUTS + column[:, None])
+    mask = (column < COLUMNS)[:, None] & (number <= INPUTS)[None, :]
+    tl.store(shares + tl.program_id(0) * (COLUMNS * (INPUTS + 1)) + at, total, mask=mask)
+
+
+@triton.jit
 def logit(x, weight, bias, out, rows, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row, column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
     w = tl.load(weight + column, mask=column < COLUMNS, other=0.0).to(tl.float32)
