@@ -29,25 +29,42 @@ def place_and_strip(COLUMNS: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def count_from(in_order, place, end, number, WINDOW: tl.constexpr):
+    """Returns how many of the WINDOW sorted ids from `place` on, and before `end`, are `number`."""
+    window = place + tl.arange(0, WINDOW)
+    ids = tl.load(in_order + window, mask=window < end, other=-1)
+    return tl.sum((ids == number).to(tl.int32), 0)
+
+
+@triton.jit
 def sum_of_id(
     grad, in_order, order, number, first, column, count, is_wanted,
-    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Returns the sum of the rows of `grad` that have the id `number`, zeros unless `is_wanted`.
 
     Rows are order[...]; `in_order` are their `count` ids, of which the one at `first` is the first that is `number`.
+    The first row, the only one of most ids, is added without a loop. The others are counted in windows, so that blocks
+    of rows are loaded without a look at their ids first.
     """
-    total = tl.zeros([BLOCK, WIDTH], tl.float32)
-    offset = first + tl.arange(0, BLOCK)
-    rows = tl.where(is_wanted, BLOCK, 0)  # of this id in the last block
-    while rows == BLOCK:
-        is_row = tl.load(in_order + offset, mask=offset < count, other=-1) == number
-        row = tl.load(order + offset, mask=offset < count, other=0)
-        mask = is_row[:, None] & (column < COLUMNS)[None, :]
-        total += tl.load(grad + row[:, None] * COLUMNS + column[None, :], mask=mask, other=0.0)
-        rows = tl.sum(is_row.to(tl.int32), 0)
-        offset += BLOCK
-    return tl.sum(total, 0)
+    block, is_column = tl.arange(0, BLOCK), column < COLUMNS
+    place = first + 1
+    first_row = tl.load(order + first)
+    row = tl.load(order + place + block, mask=place + block < count, other=0)
+    rows = count_from(in_order, place, count, number, WINDOW)
+    rows = tl.where(is_wanted, rows, 0)
+    total = tl.load(grad + first_row * COLUMNS + column, mask=is_column & is_wanted, other=0.0)
+    while rows > 0:
+        end = place + rows
+        for start in range(place, end, BLOCK):
+            mask = (start + block < end)[:, None] & is_column[None, :]
+            values = tl.load(grad + row[:, None] * COLUMNS + column[None, :], mask=mask, other=0.0)
+            following = start + BLOCK + block  # loaded before the values are needed
+            row = tl.load(order + following, mask=following < count, other=0)
+            total += tl.sum(values, 0)
+        place = end
+        rows = count_from(in_order, place, tl.where(rows == WINDOW, count, 0), number, WINDOW)
+    return total
 
 
 @triton.jit
@@ -89,7 +106,7 @@ def catch_up(
 def update_rows(
     grad, in_order, order, count, padding, parameters, averages, squares, last, step, history, factors,
     beta1, rest1, beta2, rest2, penalty, eps,
-    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, RING: tl.constexpr,
+    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, WINDOW: tl.constexpr, RING: tl.constexpr,
 ):  # fmt: skip
     """Takes the step of an id's row by its sum of rows of `grad`, except of `padding`.
 
@@ -106,7 +123,7 @@ def update_rows(
         tl.store(place + 2, decay)
     number, is_first = id_at(in_order, first)
     is_wanted = is_first & (number != padding)
-    gradient = sum_of_id(grad, in_order, order, number, first, column, count, is_wanted, COLUMNS, WIDTH, BLOCK)
+    gradient = sum_of_id(grad, in_order, order, number, first, column, count, is_wanted, COLUMNS, WIDTH, BLOCK, WINDOW)
     row, mask = number.to(tl.int64), (column < COLUMNS) & is_wanted
     offset = row * COLUMNS + column
     parameter = tl.load(parameters + offset, mask=mask, other=0.0)

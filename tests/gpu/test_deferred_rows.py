@@ -34,7 +34,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_helpers, "devices", {"cuda", "cpu"})
     monkeypatch.setattr(deferred_rows, "RING", RING)
     monkeypatch.setattr(deferred_rows, "CATCH_UP_ALL", {"WIDTH": 8, "num_warps": 1})  # of 12 columns
-    monkeypatch.setattr(rows, "SUM_BY_ID", {"WIDTH": 8, "BLOCK": 2, "num_warps": 1})
+    monkeypatch.setattr(rows, "SUM_BY_ID", {"WIDTH": 8, "BLOCK": 2, "WINDOW": 2, "num_warps": 1})
     monkeypatch.setattr(adam, "LARGE", 100)
 
 

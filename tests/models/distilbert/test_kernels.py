@@ -33,6 +33,7 @@ from tests.support.distilbert_kernels import (
     sum_partials,
 )
 from tests.support.hugging_face import SIZES, distilbert, packed, random_sentences
+from tests.support.kernel_differences import error, random
 
 DTYPES = [
     (torch.float32, 5e-6),
@@ -89,6 +90,21 @@ def test_sum_by_id_agrees_with_float64(
     """With ids sorted by the kernel and by torch, and of more rows than a block."""
     monkeypatch.setattr(fused.rows, "MOST_COMPARED", most_compared)
     assert sum_by_id(fused, tokens, count, 300, padding) < 1e-6
+
+
+@pytest.mark.parametrize("window", [4, 8])
+def test_sums_of_ids_with_more_rows_than_a_window_agree_with_float64(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids whose rows fill a block, a window or two but for one, exactly, and by one more; the last one ends the ids."""
+    monkeypatch.setattr(fused.rows, "SUM_BY_ID", {"WIDTH": 16, "BLOCK": 4, "WINDOW": window, "num_warps": 1})
+    counts = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 15, 16, 17, 18, 1, 17]
+    ids = torch.arange(len(counts), dtype=torch.int32).repeat_interleave(torch.tensor(counts))
+    ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))]
+    grad = random(len(ids), 20, seed=1).float()
+    sums = fused.rows.sum_by_id(grad, ids, grad.new_full((len(counts), 20), torch.nan), -1)
+    expected = torch.zeros(len(counts), 20, dtype=torch.float64).index_add(0, ids, grad.double())
+    assert error(sums, expected) < 1e-6
 
 
 def test_sorted_ids_are_those_of_a_stable_sort() -> None:

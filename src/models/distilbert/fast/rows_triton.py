@@ -209,7 +209,8 @@ def sort_ids(ids, in_order, order, count, BLOCK: tl.constexpr, WIDTH: tl.constex
 
 @triton.jit
 def sum_by_id(
-    grad, in_order, order, out, count, padding, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
+    grad, in_order, order, out, count, padding,
+    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Writes each id's sum of rows to its row of `out` [ids, COLUMNS], except that of `padding`.
 
@@ -219,7 +220,7 @@ def sum_by_id(
     column = strip * WIDTH + tl.arange(0, WIDTH)
     number, is_first = id_at(in_order, first)
     is_wanted = is_first & (number != padding)
-    total = sum_of_id(grad, in_order, order, number, first, column, count, is_wanted, COLUMNS, WIDTH, BLOCK)
+    total = sum_of_id(grad, in_order, order, number, first, column, count, is_wanted, COLUMNS, WIDTH, BLOCK, WINDOW)
     pointers = out + number.to(tl.int64) * COLUMNS + column
     tl.store(pointers, total.to(out.dtype.element_ty), mask=(column < COLUMNS) & is_wanted)
 
