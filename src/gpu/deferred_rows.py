@@ -1,4 +1,4 @@
-"""Adam's steps of embedding rows that a batch does not read, taken when they are next read: the same numbers.
+"""Adam's steps of embedding rows that a batch does not read, taken when they are next read: equal to rounding.
 
 Without a gradient, a row's step needs nothing but the row, its averages and the step's factors. So a row is read, and
 written, once for all steps that it has missed. Rows that are behind are never seen: `DeferredRows` has all of them
@@ -23,8 +23,9 @@ from src.gpu.triton_helpers import launch, power_of_2
 
 NAME = "deferred_rows"  # in execution.kernels
 RING = 64  # steps whose factors are kept, after which all rows catch up
-CATCH_UP = {"num_warps": 4}  # a row a program, whose steps follow one another
-CATCH_UP_ALL = {"WIDTH": 256, "num_warps": 2}  # no idle threads where a row has 768 numbers
+CATCH_UP = {"num_warps": 2}  # a row a program: 12 of 768 numbers a thread, for which a step's factors are read once
+WIDEST = 1024  # numbers of a row that a program has at once
+LEAST_EPS = 2.0**-60  # whose square is a normal float32
 
 Settings = tuple[float, ...]  # beta1, 1 - beta1, beta2, 1 - beta2, penalty, eps
 
@@ -41,12 +42,17 @@ class Rows:
     last: Int[Tensor, " rows"] = field(init=False)  # the step that a row is at
     history: Float[Tensor, "ring 3"] = field(init=False)
     factors: Float[Tensor, "3 1"] = field(init=False)
+    powers: Float[Tensor, " ring"] | None = field(init=False)  # of `deferred_rows_triton.catch_up`
     table: Int64[Tensor, "8 1"] = field(init=False)  # of `adam_triton.advance`
 
     def __post_init__(self) -> None:
         self.weights, step = self.parameter.detach(), self.state["step"]
         self.last = step.to(torch.int32).reshape(1).repeat(len(self.weights))
         self.history, self.factors = self.weights.new_zeros(RING, 3), self.weights.new_zeros(3, 1)
+        _, _, beta2, _, penalty, eps = self.settings
+        exponents = torch.arange(1, RING + 1, dtype=torch.float64) / 2
+        powers = torch.tensor(beta2, dtype=torch.float32).double() ** exponents  # of the beta2 that kernels read
+        self.powers = powers.to(self.weights) if penalty == 0 and eps >= LEAST_EPS else None
         self.table = torch.tensor([[0]] * 4 + [[step.data_ptr()]] + [[0]] * 3, device=step.device)
 
     @property
@@ -65,10 +71,10 @@ class Rows:
         from src.gpu import deferred_rows_triton
 
         count, columns = self.weights.shape
-        options = CATCH_UP_ALL if in_order is None else {"WIDTH": power_of_2(columns), **CATCH_UP}
         launch(
             deferred_rows_triton.catch_up, (count if in_order is None else len(in_order),),
-            in_order, *self.arrays, *self.settings, COLUMNS=columns, RING=RING, **options,
+            in_order, self.powers, *self.arrays, *self.settings,
+            COLUMNS=columns, WIDTH=min(WIDEST, power_of_2(columns)), RING=RING, **CATCH_UP,
         )  # fmt: skip
 
     def give(

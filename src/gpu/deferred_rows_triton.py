@@ -69,10 +69,14 @@ def sum_of_id(
 
 @triton.jit
 def catch_up(
-    in_order, parameters, averages, squares, last, step, history, beta1, rest1, beta2, rest2, penalty, eps,
+    in_order, powers, parameters, averages, squares, last, step, history, beta1, rest1, beta2, rest2, penalty, eps,
     COLUMNS: tl.constexpr, WIDTH: tl.constexpr, RING: tl.constexpr,
 ):  # fmt: skip
-    """Takes the steps that a row has missed, without a gradient: of the sorted ids `in_order`, of all if it is None."""
+    """Takes the steps that a row has missed, without a gradient: of the sorted ids `in_order`, of all if it is None.
+
+    `powers` [RING] are the roots of beta2^1, beta2^2, ..., or None where `penalty` is not 0 or `eps` is tiny. Without a
+    penalty a step only multiplies the averages, so that one root of an element does for all steps.
+    """
     place = tl.program_id(0)
     row = place.to(tl.int64)
     now = tl.load(step).to(tl.int32)
@@ -90,12 +94,22 @@ def catch_up(
             parameter = tl.load(parameters + offset, mask=mask, other=0.0)
             average = tl.load(averages + offset, mask=mask, other=0.0)
             square = tl.load(squares + offset, mask=mask, other=0.0)
+            root_of_first = tl.sqrt(square)
             for number in range(begin + 1, now + 1):
                 factors = history + number % RING * 3
-                parameter, average, square = adam_step(
-                    parameter, average, square, 0.0, beta1, rest1, beta2, rest2, penalty, eps,
-                    tl.load(factors), tl.load(factors + 1), tl.load(factors + 2),
-                )  # fmt: skip
+                size, root, decay = tl.load(factors), tl.load(factors + 1), tl.load(factors + 2)
+                if powers is None:
+                    parameter, average, square = adam_step(
+                        parameter, average, square, 0.0, beta1, rest1, beta2, rest2, penalty, eps, size, root, decay
+                    )
+                else:
+                    root *= tl.load(powers + number - begin - 1)
+                    parameter -= decay * parameter
+                    average *= beta1
+                    square *= beta2
+                    # 1 / x as the root of 1 / x^2, for x from 2^-63 to 2^63: two instructions, a division takes eight.
+                    divisor = root_of_first * root + eps
+                    parameter -= size * average * tl.rsqrt(divisor * divisor)
             tl.store(parameters + offset, parameter, mask=mask)
             tl.store(averages + offset, average, mask=mask)
             tl.store(squares + offset, square, mask=mask)

@@ -33,7 +33,7 @@ Options = dict[str, Any]
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_helpers, "devices", {"cuda", "cpu"})
     monkeypatch.setattr(deferred_rows, "RING", RING)
-    monkeypatch.setattr(deferred_rows, "CATCH_UP_ALL", {"WIDTH": 8, "num_warps": 1})  # of 12 columns
+    monkeypatch.setattr(deferred_rows, "WIDEST", 8)  # of 12 columns
     monkeypatch.setattr(rows, "SUM_BY_ID", {"WIDTH": 8, "BLOCK": 2, "WINDOW": 2, "num_warps": 1})
     monkeypatch.setattr(adam, "LARGE", 100)
 
@@ -109,7 +109,66 @@ def train(
 
 
 def assert_same(ours: Sequence[Tensor], others: Sequence[Tensor]) -> None:
-    torch.testing.assert_close(ours, others, rtol=2**-23, atol=0)
+    """Raises AssertionError unless tensors are equal to rounding that twelve steps have enlarged.
+
+    A square's root after n steps is computed as the one before times the root of beta2^n. It differs in its last bits,
+    by which so do the step, weights, and further gradients: 2^-20 of small ones. With one root for each step the bits
+    were equal. `test_one_root_for_all_steps_...` compares both with float64.
+    """
+    for mine, other in zip(ours, others, strict=True):
+        torch.testing.assert_close(mine, other, rtol=2**-19, atol=2**-21 * float(other.detach().abs().max()))
+
+
+def caught_up(
+    device: str, lr: float, betas: tuple[float, float], count: int, root_once: bool
+) -> tuple[list[Tensor], float]:
+    """Returns weights and averages after `count` steps that all rows have missed, and the weights' error.
+
+    The error is that against the same steps in float64, of the norm. Each step has another learning rate.
+
+    Args:
+        root_once: compute an element's root once; otherwise in each step, as with a penalty.
+    """
+    generator = torch.Generator().manual_seed(0)
+    words, average, square = (torch.randn(4, 768, generator=generator).to(device) for _ in range(3))
+    state = {"step": torch.tensor(1000.0, device=device), "exp_avg": average / 64, "exp_avg_sq": (square / 64) ** 2}
+    (beta1, beta2), eps = betas, 1e-8
+    rows_behind = deferred_rows.Rows(nn.Parameter(words), state, {}, (beta1, 1 - beta1, beta2, 1 - beta2, 0.0, eps))
+    assert rows_behind.powers is not None
+    rows_behind.powers = rows_behind.powers if root_once else None
+    ring = len(rows_behind.history)
+    steps = torch.arange(1001, 1001 + count, dtype=torch.float64)
+    size, root = 0.9 ** (steps - 1000) * lr / (1 - beta1**steps), (1 - beta2**steps) ** -0.5
+    factors = torch.stack([size, root, 0.01 * size], 1).float().to(device)
+    rows_behind.history[steps.long() % ring] = factors
+    exact, first, second = words.double(), state["exp_avg"].double(), state["exp_avg_sq"].double()
+    beta1, beta2, eps = torch.tensor([beta1, beta2, eps]).tolist()  # in float32, as the kernel reads them
+    for size, root, decay in factors.double():
+        exact, first, second = exact * (1 - decay), first * beta1, second * beta2
+        exact = exact - size * first / (second.sqrt() * root + eps)
+    state["step"] += count
+    rows_behind.catch_up()
+    return [words, state["exp_avg"], state["exp_avg_sq"]], float((words.double() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("lr", [0.1, 5e-5])
+@pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.9)])
+def test_one_root_for_all_steps_is_no_less_exact_than_one_for_each(lr: float, betas: tuple[float, float]) -> None:
+    for count in (1, RING):
+        ours, error = caught_up("cpu", lr, betas, count, root_once=True)
+        others, other_error = caught_up("cpu", lr, betas, count, root_once=False)
+        assert torch.equal(ours[1], others[1]) and torch.equal(ours[2], others[2])
+        assert error < 1.1 * other_error < 1e-6
+
+
+def test_a_penalty_or_a_tiny_eps_takes_a_root_in_each_step() -> None:
+    for kind, eps, is_once in ((torch.optim.AdamW, 1e-8, True), (torch.optim.Adam, 1e-8, False),
+                               (torch.optim.AdamW, 1e-30, False)):  # fmt: skip
+        task = EmbeddingTask(kind, eps=eps)
+        run = train(task, True, range(2))
+        assert run.deferred is not None
+        (rows_behind,) = run.deferred.rows.values()
+        assert (rows_behind.powers is not None) == is_once
 
 
 KINDS = [torch.optim.Adam, torch.optim.AdamW]
