@@ -20,6 +20,7 @@ from src.gpu import cublaslt
 from src.gpu.cublaslt import Algorithm, Kind, Matrix
 from src.gpu.precompile import cache_folder
 from src.system.files import written_atomically
+from src.system.reading import read_json
 
 LEAST = 10**9  # floating-point operations of a product that a search is worth
 GAIN = 0.97  # of torch's time, that another algorithm must stay below
@@ -191,10 +192,18 @@ def file() -> Path:
 
 def choices_on_file() -> dict[str, int]:
     """Returns the indices of algorithms of earlier searches by the names of their kinds; TORCHS is torch's choice."""
-    if not _on_file:
-        with suppress(OSError, ValueError):
-            _on_file.update(json.loads(file().read_text()))
+    if not _on_file and file().exists():
+        _on_file.update(read_choices(file()))
     return _on_file
+
+
+def read_choices(path: Path) -> dict[str, int]:
+    """Returns what a file holds; nothing of one that is damaged, which the next search replaces."""
+    with suppress(UserError):
+        choices = read_json(path)
+        if isinstance(choices, dict) and all(isinstance(value, int) for value in choices.values()):
+            return choices
+    return {}
 
 
 def save() -> None:

@@ -5,6 +5,7 @@
 
 import gzip
 import io
+import json
 import math
 import sys
 import tarfile
@@ -35,6 +36,7 @@ from src.datamodules.molecules import smiles_file, smiles_rows
 from src.datamodules.text.tables import read_table
 from src.datamodules.text.vocabulary import Vocabulary
 from src.errors import LONGEST, UserError
+from src.gpu.tuned_products import TORCHS, read_choices
 from src.models.dlrm.network import MLP
 from src.molecules.encode import encode_chunk
 from src.molecules.vocabulary import ZINC250K
@@ -179,6 +181,10 @@ def molecules_meta(path: Path) -> None:
     assert len(data.smiles) == len(data.nodes)
 
 
+def products(path: Path) -> None:
+    read_choices(path)
+
+
 def graphs_meta(path: Path) -> None:
     folder = prepared_folder(path, "graphs", graphs_folder)
     load_graphs(folder, lambda total: shared_split(total, 0.2, 0.2, 0))
@@ -312,6 +318,7 @@ READERS: dict[str, Reader] = {
         lambda: [path.read_bytes() for path in sorted(BESIDE.glob("*.json"))[::7]],
     ),
     "molecules_meta": (molecules_meta, "new.json", lambda: metas(encoded_folder)),
+    "products": (products, "new.json", lambda: [json.dumps({"1280_768_768": 3, "64_64_64": TORCHS}).encode()]),
     "graphs_meta": (graphs_meta, "new.json", lambda: metas(graphs_folder)),
     **binary_readers.READERS,
 }

@@ -113,6 +113,7 @@ PLACES: dict[str, str] = {
     "src/gpu/kernel_archive.py:parsed": "kernels.zip",
     "src/gpu/kernel_archive.py:unpack": "kernels.zip",
     "src/gpu/precompile.py": CODE,
+    "src/gpu/tuned_products.py:read_choices": "products",
     "src/launch/devices.py:cpu_flags": KERNEL,
     "src/launch/failures.py:another_failed": OURS,
     "src/launch/failures.py:read": OURS,

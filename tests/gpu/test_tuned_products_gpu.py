@@ -76,7 +76,7 @@ def test_all_algorithms_that_are_taken_are_right(form: str) -> None:
         same += torch.equal(trial, expected)
     assert same > 0
     error = (expected.double() - exact).abs().max() / exact.abs().max()
-    assert error < (1e-5 if wide is not None else 2**-8)
+    assert error < (1e-5 if wide is not None else 2**-7)  # torch's own sums in two parts, each in half precision
 
 
 @pytest.mark.parametrize("recorded", ["torch's", "one that is not there", "nothing"])
