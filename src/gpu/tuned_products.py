@@ -25,6 +25,8 @@ from src.system.reading import read_json
 LEAST = 10**9  # floating-point operations of a product that a search is worth
 GAIN = 0.97  # of torch's time, that another algorithm must stay below
 ROUNDS = 3
+ROUND_S = 2e-3  # of one algorithm
+LAUNCH_S = 5e-5  # more than the host takes to launch a product
 WAIT_CYCLES = 1_000_000  # of the GPU, in which the host launches what is timed
 TORCHS = -1
 
@@ -163,11 +165,15 @@ def search(
 
 
 def seconds(functions: list[Callable[[], object]]) -> list[float]:
-    """Returns how long each keeps the GPU busy, the median of rounds in turn."""
+    """Returns how long each keeps the GPU busy, the median of rounds in turn.
+
+    Long products follow one another without a rest: at full power a GPU's clock falls, and not for all by as much.
+    """
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
-    def measured(function: Callable[[], object], count: int) -> float:
-        torch.cuda._sleep(WAIT_CYCLES)  # pyright: ignore[reportPrivateImportUsage]
+    def measured(function: Callable[[], object], count: int, waits: bool) -> float:
+        if waits:
+            torch.cuda._sleep(WAIT_CYCLES)  # pyright: ignore[reportPrivateImportUsage]
         begin.record()
         for _ in range(count):
             function()
@@ -175,8 +181,9 @@ def seconds(functions: list[Callable[[], object]]) -> list[float]:
         end.synchronize()
         return begin.elapsed_time(end) / 1000 / count
 
-    count = max(2, min(20, int(5e-4 / measured(functions[0], 2))))
-    rounds = [[measured(function, count) for function in functions] for _ in range(ROUNDS)]
+    about = measured(functions[0], 4, waits=True)
+    count = max(2, min(40, int(ROUND_S / about)))
+    rounds = [[measured(function, count, waits=about < LAUNCH_S) for function in functions] for _ in range(ROUNDS)]
     return [statistics.median(times) for times in zip(*rounds, strict=True)]
 
 
