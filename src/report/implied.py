@@ -168,10 +168,14 @@ def _phases(record: Record) -> Iterator[Check]:
     if not (wall and samples and record.p_whole and record.p_train and record.p_core):
         return
     compute = float(phases.get("compute") or 0) + float(phases.get("communication") or 0)
-    core = samples / record.p_core
-    yield from ordered("the seconds of p_core and of compute and communication", [core, compute], CLOCKS)
+    # The rate is a mean over ranks, the phases are the first one's.
+    over = (record.rates_over_ranks or {}).get("p_core") or {}
+    fastest, slowest = (
+        samples / (record.ranks * float(over.get(end) or record.p_core / record.ranks)) for end in ("max", "min")
+    )
+    yield from ordered("the seconds of p_core and of compute and communication", [fastest, compute], CLOCKS)
     if record.status == "done":  # else a step may not have ended
-        yield from same("the seconds of p_core", core, compute, CLOCKS)
+        yield from same("the seconds of p_core", min(max(compute, fastest), slowest), compute, CLOCKS)
     whole, training = samples / record.p_whole, samples / record.p_train
     rest = wall - float(phases.get("startup") or 0)
     yield from ordered("the seconds of p_train, p_whole and of all after the start-up", [training, whole, rest], CLOCKS)

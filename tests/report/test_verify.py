@@ -65,6 +65,18 @@ def test_a_forged_figure_contradicts_the_others(name: str, key: str, factor: flo
     assert verify_file(changed(kept(name), tmp_path / "forged.json", key, factor)).wrong
 
 
+def test_the_first_ranks_seconds_may_differ_from_the_mean_over_ranks(tmp_path: Path) -> None:
+    """By as much as the ranks' rates do, and no more."""
+    record = json.loads(kept("dlrm_dcnv2_multihot_torchrec_65536_x2").read_text(encoding="utf-8"))
+    over, phases = record["rates_over_ranks"]["p_core"], record["phases_s"]
+    assert over["max"] > 1.01 * over["min"]
+    assert verify_file(kept("dlrm_dcnv2_multihot_torchrec_65536_x2")).wrong == []
+    phases["compute"] += 0.05
+    phases["other"] -= 0.05
+    (tmp_path / "forged.json").write_text(json.dumps(record), encoding="utf-8")
+    assert verify_file(tmp_path / "forged.json").wrong
+
+
 def folder_of(tmp_path: Path, *names: str) -> Path:
     """Returns a folder of kept results, sealed."""
     for name in names:
