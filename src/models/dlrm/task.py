@@ -35,7 +35,7 @@ class DLRMTask(ClickPredictionTask):
         engine: of several ranks: auto, or torchrec; see `ShardedEmbeddings`.
     """
 
-    replacements = fast.OF_TASK
+    replacements = fast.REPLACEMENTS
     imported_on_ranks = ("src.models.dlrm.torchrec_tables",)
     expected_data = "DLRM needs clicks; give datamodule=criteo, criteo_synthetic or criteo_resident"
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from src.gpu import triton_helpers
-from src.models.dlrm import DLRM, fast
+from src.models.dlrm import DLRM
 from src.models.dlrm.fast import loss
 from src.models.dlrm.task import DLRMTask
 from tests.support.dlrm_kernels import assert_loss_is_torchs, loss_of
@@ -45,16 +45,15 @@ def test_the_loss_is_torchs_where_its_kernels_cannot_take_it(
     logits, labels = torch.randn(5, dtype=dtype), torch.ones(5, dtype=dtype)
     assert torch.equal(loss.bce(logits, labels), F.binary_cross_entropy_with_logits(logits, labels))
     assert len(caplog.messages) == log
-    assert all(line.startswith("execution.kernels: loss does not support ") for line in caplog.messages)
+    assert all(line.startswith("execution.kernels: mlp does not support ") for line in caplog.messages)
 
 
-@pytest.mark.parametrize(("kernels", "is_fast"), [("auto", True), (["loss"], True), (["mlp"], False), ("off", False)])
+@pytest.mark.parametrize(("kernels", "is_fast"), [("auto", True), (["mlp"], True), (["tables"], False), ("off", False)])
 def test_a_task_takes_it_by_name(kernels: str | list[str], is_fast: bool) -> None:
     task = DLRMTask(partial(DLRM, embedding_dim=8, bottom=[8], top=[8]), torch.optim.SGD, tables=[[3, 1]])
     assert task.mean_loss is F.binary_cross_entropy_with_logits
     task.accelerate(kernels)  # type: ignore[arg-type]
     assert task.mean_loss is (loss.bce if is_fast else F.binary_cross_entropy_with_logits)
-    assert fast.LOSS in task.replacements
     task.mean_loss = lambda logits, labels: (logits - labels).sum()
     batch = task.example_batch(4)
     clicks = batch.clicks()

@@ -4,7 +4,7 @@
 - `interaction`: the products of all pairs of vectors, and their gradients.
 - `cross`: DCNv2's cross layers.
 - `mlp`: a whole MLP as one differentiable function.
-- `loss`: the mean cross entropy of logits in a training.
+- `loss`: the mean cross entropy of logits in a training, with `mlp` in `execution.kernels`.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,6 @@ from src.models.dlrm.mlp import MLP
 from src.models.dlrm.network import DLRM, CrossNet, Dot
 from src.models.dlrm.sharded import ShardedEmbeddings
 
-LOSS = "loss"  # in execution.kernels
 REPLACEMENTS: Replacements = {
     "tables": {
         PlainEmbeddings: f"{__name__}.embeddings:FastEmbeddings",
@@ -31,13 +30,12 @@ REPLACEMENTS: Replacements = {
     },
     "mlp": {MLP: f"{__name__}.mlp:FastMLP"},
 }
-OF_TASK: Replacements = {**REPLACEMENTS, LOSS: {}}  # that is no module's
 
 
 def loss_by(kernels: Kernels) -> Callable[[Tensor, Tensor], Tensor]:
     """Returns the mean cross entropy of logits: by kernels, or torch's where these are not wanted or cannot be."""
-    is_wanted = kernels == "auto" or (kernels != "off" and LOSS in kernels)
-    module = package(f"{__name__}.{LOSS}") if is_wanted else None
+    is_wanted = kernels == "auto" or (kernels != "off" and "mlp" in kernels)
+    module = package(f"{__name__}.loss") if is_wanted else None
     return F.binary_cross_entropy_with_logits if module is None else module.bce
 
 

@@ -23,7 +23,7 @@ def bce(logits: Float[Tensor, " batch"], labels: Float[Tensor, " batch"]) -> Flo
     is_supported = (
         logits.dtype == labels.dtype == torch.float32 and logits.shape == labels.shape and not labels.requires_grad
     )
-    if not can_take("loss", logits, is_supported, logits=logits.dtype, labels=labels.dtype):
+    if not can_take("mlp", logits, is_supported, logits=logits.dtype, labels=labels.dtype):
         return F.binary_cross_entropy_with_logits(logits, labels)
     return MeanCrossEntropy.apply(logits.contiguous(), labels.contiguous())  # type: ignore[return-value]
 
