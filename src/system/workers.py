@@ -69,15 +69,16 @@ class WorkerPool:
     Args:
         workers: number of processes.
         keep: file descriptors that the workers inherit: a lock then lasts until the last worker has ended.
+        niceness: added to this process's; with 19 a worker runs on cores that nothing else wants.
     """
 
-    def __init__(self, workers: int | None = None, keep: Sequence[int] = ()) -> None:
+    def __init__(self, workers: int | None = None, keep: Sequence[int] = (), niceness: int = 0) -> None:
         self.workers = workers or cpu_count()
         # Numerical libraries would start their own threads in every process.
         environment = os.environ | safe_path(sys.path) | {"OMP_NUM_THREADS": "1"}
         # Linux counts the thread that starts a process as its parent: any but the main one may end before this process.
         parent = os.getpid() if threading.current_thread() is threading.main_thread() else None
-        command = python("-c", f"from src.system.workers import serve; serve({parent})")
+        command = python("-c", f"from src.system.workers import serve; serve({parent}, {niceness})")
         self._processes = [
             subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, pass_fds=keep)
             for _ in range(self.workers)
@@ -139,8 +140,9 @@ class WorkerPool:
             process.communicate()
 
 
-def serve(parent: int | None = None) -> None:
+def serve(parent: int | None = None, niceness: int = 0) -> None:
     """Runs in a worker: answers calls until its input ends; amid a call it is killed when its parent dies."""
+    os.nice(niceness)
     if parent is not None:
         end_with_parent(parent, signal.SIGKILL)
     # Ctrl-C reaches every process of the terminal, and SLURM's signals all of a job; the parent decides.

@@ -119,6 +119,12 @@ def test_the_limits_of_cgroups_count(tmp_path: Path, groups: str, files: dict[st
     assert [*cgroup_quotas(tmp_path)] == quotas
 
 
+def test_workers_of_the_lowest_priority_leave_others_as_they_are():
+    with WorkerPool(1, niceness=19) as pool, WorkerPool(1) as other:
+        assert pool.submit(os.nice, 0).result() == 19
+        assert other.submit(os.nice, 0).result() == os.nice(0)
+
+
 def test_cores_are_those_of_the_affinity():
     before = os.sched_getaffinity(0)
     try:
