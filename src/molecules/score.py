@@ -21,7 +21,7 @@ from src.system.workers import WorkerPool
 if TYPE_CHECKING:  # workers import this module and need no torch
     import torch
 
-    from src.molecules.distances import Statistics
+    from src.molecules.distances import FeaturesAhead, Statistics
 
 CHUNK = 64
 FINGERPRINTS = GetMorganGenerator(radius=2, fpSize=2048)
@@ -153,11 +153,13 @@ class Scorer:
         """Starts computing the Tanimoto similarity of each pair of valid SMILES."""
         return Pending([self._pool.submit(similarities_of, list(pairs[rows])) for rows in _chunks(len(pairs))])
 
-    def statistics(self, smiles: Sequence[str], device: "torch.device") -> "Statistics":
+    def statistics(
+        self, smiles: Sequence[str], device: "torch.device", ahead: "FeaturesAhead | None" = None
+    ) -> "Statistics":
         """Returns what distances between sets of molecules need; see `src.molecules.distances`."""
         from src.molecules.distances import statistics
 
-        return statistics(smiles, device, self._pool)
+        return statistics(smiles, device, self._pool, ahead)
 
     def score(self, smiles: Sequence[str | None], batch_size: int, pool: int) -> dict[str, float]:
         """Returns all scores of generated molecules against the training set; see the function `score`."""

@@ -1,7 +1,9 @@
 """Distances between sets of molecules against their definitions, computed in other ways."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,9 @@ from fcd_torch.utils import SmilesDataset, calculate_frechet_distance
 from sklearn.metrics import pairwise_kernels
 
 from src.errors import UserError
+from src.molecules import distances as module
 from src.molecules.distances import (
+    FeaturesAhead,
     Statistics,
     check_installed,
     chemnet,
@@ -19,6 +23,7 @@ from src.molecules.distances import (
     graph_of,
     statistics,
     summed_features,
+    workers_ahead,
 )
 from src.system.workers import WorkerPool
 
@@ -28,10 +33,21 @@ ACIDS = [f"{'C' * carbons}C(=O)O" for carbons in range(1, 9)]
 RINGS = ["c1ccccc1", "Cc1ccccc1", "c1ccncc1", "C1CCNCC1", "Oc1ccc(Cl)cc1", "c1ccsc1", "CC(C)c1ccco1"]
 
 
+class Counted(WorkerPool):
+    """Counts the chunks whose features it was asked for."""
+
+    chunks = 0
+
+    def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+        self.chunks += function is summed_features
+        return super().submit(function, *args, **kwargs)
+
+
 @pytest.fixture(scope="module")
-def pool() -> Iterator[WorkerPool]:
-    with WorkerPool(2) as workers:
-        yield workers
+def pool() -> Iterator[Counted]:
+    workers = Counted(2)
+    yield workers
+    workers.close()
 
 
 @pytest.fixture(scope="module")
@@ -80,3 +96,64 @@ def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "eden", None)
     with pytest.raises(UserError, match="need the package eden; install the extra distances"):
         check_installed()
+
+
+@pytest.fixture
+def ahead(monkeypatch: pytest.MonkeyPatch) -> Iterator[FeaturesAhead]:
+    """Features of two sets of three chunks, computed by one process; at the usual priority, so that it has a core."""
+    monkeypatch.setattr(module, "CHUNK", 3)
+    monkeypatch.setattr(module, "NICENESS", 0)
+    features = FeaturesAhead([ACIDS, RINGS], 1)
+    yield features
+    features.close()
+
+
+def assert_equal(one: Statistics, other: Statistics) -> None:
+    for values, others in zip(one, other, strict=True):
+        np.testing.assert_array_equal(values, others)
+
+
+def test_features_computed_ahead_are_taken_with_the_same_bits(ahead: FeaturesAhead, pool: Counted) -> None:
+    """Those of a set, and of a part of it less its last chunk; once, and none of other molecules."""
+    for future in ahead._futures.values():
+        future.result()
+    for smiles, computed in ((ACIDS, 0), (RINGS[:5], 1), (ACIDS, 3), (RINGS[1:], 2)):
+        pool.chunks = 0
+        result = statistics(smiles, CPU, pool, ahead)
+        assert pool.chunks == computed
+        assert_equal(result, statistics(smiles, CPU, pool))
+
+
+def test_chunks_that_are_not_begun_are_computed_by_the_other_pool(ahead: FeaturesAhead, pool: Counted) -> None:
+    """The only process imports packages, for its first chunk, when the others are asked for."""
+    pool.chunks = 0
+    result = statistics(ACIDS, CPU, pool, ahead)
+    assert pool.chunks == 2
+    assert_equal(result, statistics(ACIDS, CPU, pool))
+
+
+def test_chunks_of_a_process_that_died_are_computed_by_the_other_pool(ahead: FeaturesAhead, pool: Counted) -> None:
+    ahead._pool._processes[0].kill()
+    for future in ahead._futures.values():
+        assert future.exception() is not None
+    pool.chunks = 0
+    statistics(RINGS, CPU, pool, ahead)
+    assert pool.chunks == 3
+
+
+def test_no_more_chunks_are_held_than_allowed(ahead: FeaturesAhead, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_AHEAD", 4)
+    features = FeaturesAhead([ACIDS, RINGS], 1)
+    features.close()
+    assert [*features._futures] == [*ahead._futures][:4]
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "workers"), [(3, 1, 0), (4, 1, 1), (16, 1, 4), (16, 4, 4), (16, 8, 0), (128, 8, 8)]
+)
+def test_few_cores_work_ahead_and_of_few_none(
+    cores: int, ranks: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "cpu_count", lambda: cores)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    assert workers_ahead() == workers
