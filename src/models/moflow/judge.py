@@ -10,7 +10,7 @@ import torch
 from src.datamodules.molecules.datamodule import MoleculeDataModule
 from src.datamodules.molecules.encoded import MolecularData
 from src.errors import UserError
-from src.molecules.distances import Statistics, distances
+from src.molecules.distances import FeaturesAhead, Statistics, distances, workers_ahead
 from src.molecules.score import Scorer
 from src.molecules.vocabulary import Vocabulary
 from src.training.prediction import PredictionJob, Quality
@@ -35,24 +35,26 @@ class Judge:
         data: the molecules of the training.
         scorer: workers that know the training molecules.
         device: where ChemNet computes.
+        ahead: of `features_ahead`, if it was called.
     """
 
-    def __init__(self, data: MolecularData, scorer: Scorer, device: torch.device) -> None:
-        self.data, self.scorer, self.device = data, scorer, device
+    def __init__(
+        self, data: MolecularData, scorer: Scorer, device: torch.device, ahead: FeaturesAhead | None = None
+    ) -> None:
+        self.data, self.scorer, self.device, self.ahead = data, scorer, device, ahead
 
     @cached_property
     def held_out(self) -> Statistics:
-        return self._statistics([self.data.canonical[row] for row in self.data.valid_index])
+        return self._statistics(held_out_molecules(self.data))
 
     def distances(self, smiles: Sequence[str | None]) -> dict[str, float]:
         """Returns `fcd` and `nspdk` of the valid ones from all held-out molecules; nothing for fewer than two."""
-        valid = [text for text in smiles if text is not None]
+        valid = [*filter(None, smiles)]
         return distances(self._statistics(valid), self.held_out) if len(valid) > 1 else {}
 
     def floor(self, count: int) -> dict[str, float]:
         """Returns `floor_fcd` and `floor_nspdk`: the distances of as many training molecules."""
-        rows = np.random.default_rng(0).permutation(self.data.train_index)[:count]
-        real = self.distances([self.data.canonical[row] for row in rows])
+        real = self.distances(floor_molecules(self.data, count))
         return {f"floor_{name}": value for name, value in real.items()}
 
     def scores(self, smiles: Sequence[str | None], batch_size: int) -> dict[str, float]:
@@ -72,7 +74,24 @@ class Judge:
         return {"properties": path}
 
     def _statistics(self, smiles: Sequence[str]) -> Statistics:
-        return self.scorer.statistics([*filter(None, smiles)], self.device)
+        return self.scorer.statistics(smiles, self.device, self.ahead)
+
+
+def held_out_molecules(data: MolecularData) -> list[str]:
+    """Returns the held-out molecules whose canonical SMILES RDKit reads."""
+    return [text for row in data.valid_index if (text := data.canonical[row])]
+
+
+def floor_molecules(data: MolecularData, count: int) -> list[str]:
+    """Returns `count` training molecules, less those that RDKit does not read: the first ones of any larger count."""
+    rows = np.random.default_rng(0).permutation(data.train_index)[:count]
+    return [text for row in rows if (text := data.canonical[row])]
+
+
+def features_ahead(data: MolecularData, count: int) -> FeaturesAhead | None:
+    """Begins to compute what `Judge.distances` and `Judge.floor(count)` need of real molecules; None on few cores."""
+    workers = workers_ahead()
+    return FeaturesAhead((held_out_molecules(data), floor_molecules(data, count)), workers) if workers else None
 
 
 def reported(scores: dict[str, float], group: str, which: str) -> list[Quality]:

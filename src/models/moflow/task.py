@@ -11,6 +11,7 @@ from jaxtyping import Int64
 from torch import Tensor, distributed
 
 from src.config.ranges import Count, Number, Range
+from src.config.schema import TrainConfig
 from src.datamodules.molecules.datamodule import MoleculeDataModule
 from src.datamodules.molecules.encoded import MolecularData
 from src.errors import UserError
@@ -26,11 +27,11 @@ from src.models.moflow.cost import cost
 from src.models.moflow.export import exported
 from src.models.moflow.generate import Options, generate_molecules, picture_of, vocabulary_of
 from src.models.moflow.generated_molecules import GeneratedMolecules
-from src.models.moflow.judge import POOL, Judge
+from src.models.moflow.judge import POOL, Judge, features_ahead
 from src.models.moflow.network import MoFlow
 from src.models.moflow.predictor import MoleculeGenerator
 from src.models.moflow.temperatures import Given, Temperature, temperature_of
-from src.molecules.distances import check_installed
+from src.molecules.distances import FeaturesAhead, check_installed
 from src.molecules.score import Scorer
 from src.molecules.vocabulary import Vocabulary, of_elements
 from src.system.later_dynamo import eagerly
@@ -60,7 +61,8 @@ class MoFlowTask(Task):
         sample_batch: molecules generated at once; uniqueness in the published NUV is within such a batch.
         elements: of the atom classes that the weights know; None until the data tell.
         distances: after training, FCD and NSPDK of the valid generated molecules from the held-out ones; `floor_fcd`
-            and `floor_nspdk` are those of as many training molecules.
+            and `floor_nspdk` are those of as many training molecules. NSPDK's features of real molecules are computed
+            while the network trains; see `FeaturesAhead`.
     """
 
     most_bonds: Tensor  # of an atom of each class in the data, for generated_molecules
@@ -103,6 +105,12 @@ class MoFlowTask(Task):
         self._held_out: list[Tensor] = []  # sums of both bits, and molecules, of an evaluation's batches
         self.elements = None if elements is None else list(elements)
         self._scorer: Scorer | None = None
+        self._ahead: FeaturesAhead | None = None
+        self._works_ahead = False
+
+    def configure(self, config: TrainConfig, clock: Clock) -> None:
+        super().configure(config, clock)
+        self._works_ahead = self.distances and config.fit.final_evaluation
 
     def accelerate(self, kernels: Kernels) -> None:
         super().accelerate(kernels)
@@ -188,6 +196,11 @@ class MoFlowTask(Task):
         nodes = torch.randint(1, classes, (size, atoms), dtype=torch.uint8)
         upper = torch.randint(0, self.network.num_bond_classes, (size, atoms, atoms), dtype=torch.uint8).triu(1)
         return nodes.to(self.device), (upper + upper.transpose(1, 2)).to(self.device)
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        if self._works_ahead and self.trainer.is_global_zero:
+            self._ahead = features_ahead(self.trainer.datamodule.data, self.final_molecules)  # type: ignore[attr-defined]
 
     def compile_network(self) -> None:
         self.network.compile_steps(dynamic=False)
@@ -284,7 +297,7 @@ class MoFlowTask(Task):
         return distances[0]
 
     def _judge_of_data(self) -> Judge:
-        return Judge(self.trainer.datamodule.data, self.scorer(), self.device)  # type: ignore[attr-defined]
+        return Judge(self.trainer.datamodule.data, self.scorer(), self.device, self._ahead)  # type: ignore[attr-defined]
 
     def _reconstruction(self, datamodule: MoleculeDataModule, rows: Int64[Tensor, " molecules"]) -> float:
         """Returns the percentage of these molecules that encoding and decoding reproduce, in full float32."""
@@ -342,6 +355,10 @@ class MoFlowTask(Task):
         if self._scorer is not None:
             self._scorer.close()
             self._scorer = None
+        # Lightning calls this after training, too, before it says that the training has stopped.
+        if self._ahead is not None and (stage != "fit" or self.trainer.state.stopped):
+            self._ahead.close()
+            self._ahead = None
 
     def exported(self) -> Export:
         return exported(self.network, self.vocabulary, self.temperature)
