@@ -149,6 +149,10 @@ def stem_backward(g: Tensor, out: Tensor, slopes: Tensor, images: Tensor, weight
     return of_weight.permute(0, 2, 3, 1).flatten(1).float()
 
 
+def torchs_loss(kernels: Any) -> Any:
+    return F.binary_cross_entropy_with_logits
+
+
 DLRM = "src.models.dlrm"
 PIECES = {
     "moflow": Piece(),
@@ -177,11 +181,12 @@ PIECES = {
     "dlrm": Piece(),
     "dlrm without CUDA graph": Piece(("execution.graph=off",)),
     "dlrm without kernels": Piece(("execution.kernels=off",)),
-    "dlrm without tables": Piece(("execution.kernels=[interaction,mlp,loss,sgd]",)),
-    "dlrm without interaction": Piece(("execution.kernels=[tables,mlp,loss,sgd]",)),
-    "dlrm without mlp": Piece(("execution.kernels=[tables,interaction,loss,sgd]",)),
-    "dlrm without loss": Piece(("execution.kernels=[tables,interaction,mlp,sgd]",)),
-    "dlrm without sgd": Piece(("execution.kernels=[tables,interaction,mlp,loss]",)),
+    "dlrm without tables": Piece(("execution.kernels=[interaction,mlp,sgd]",)),
+    "dlrm without interaction": Piece(("execution.kernels=[tables,mlp,sgd]",)),
+    "dlrm without mlp": Piece(("execution.kernels=[tables,interaction,sgd]",)),
+    "dlrm without loss": Piece(replaced={f"{DLRM}.fast.loss_by": torchs_loss}),
+    "dlrm without first layer": Piece(replaced={f"{DLRM}.fast.mlp.is_narrow": never}),
+    "dlrm without sgd": Piece(("execution.kernels=[tables,interaction,mlp]",)),
     "dlrm without side stream": Piece(replaced={f"{DLRM}.fast.tables.side_stream": in_order}),
     "distilbert": Piece(),
     "distilbert without CUDA graph": Piece(("execution.graph=off",)),
@@ -238,6 +243,8 @@ PIECES = {
         replaced={f"{MOBILENET}.fast.tiles.TILES": {}, f"{MOBILENET}.fast.tiles.STRIPS": {}}
     ),
     "mobilenet without precompile": Piece(replaced={f"{MOBILENET}.fast.precompile.compile_all": never}),
+    **{f"{model} without products": Piece(("execution.products=off",)) for model in ("moflow", "dlrm", "distilbert")},
+    "distilbert packed without products": Piece((*PACKED, "execution.products=off")),
     **{f"{model} without unordered sums": Piece(("execution.deterministic=true",)) for model in MODELS},
 }
 
