@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from src.gpu.products import input_gradient, transposed
+from src.gpu.products import input_gradient
+from src.gpu.transpose import transposed
 
 
 @pytest.mark.parametrize(("rows", "columns", "length"), [(1, 1, 1), (70, 65, 96), (64, 64, 64), (130, 3, 192)])

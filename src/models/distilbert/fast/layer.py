@@ -14,7 +14,8 @@ from torch import Tensor
 
 from src.gpu import weight_copies
 from src.gpu.gradient_slots import slot_of
-from src.gpu.products import input_gradient, transposed
+from src.gpu.products import input_gradient
+from src.gpu.transpose import transposed
 from src.gpu.triton_helpers import precision, working_dtype
 from src.gpu.tuned_products import mm
 from src.models.distilbert.fast import attention, rows

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from src.gpu.partial_sums import sum_partials
-from src.gpu.products import transposed
+from src.gpu.transpose import transposed
 from src.gpu.triton_helpers import launch, power_of_2, precision, reads_registers
 from src.models.se3_transformer.fast import contraction_triton as kernels
 from src.models.se3_transformer.fast.plan import Plan, mixing_on
