@@ -154,11 +154,17 @@ def caught_up(
 @pytest.mark.parametrize("lr", [0.1, 5e-5])
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.5, 0.9)])
 def test_one_root_for_all_steps_is_no_less_exact_than_one_for_each(lr: float, betas: tuple[float, float]) -> None:
+    compare_roots("cpu", lr, betas, largest=1e-6)
+
+
+def compare_roots(device: str, lr: float, betas: tuple[float, float], largest: float) -> None:
+    """Checks one root for all missed steps against one for each: averages are equal, weights as near to float64's."""
     for count in (1, RING):
-        ours, error = caught_up("cpu", lr, betas, count, root_once=True)
-        others, other_error = caught_up("cpu", lr, betas, count, root_once=False)
+        ours, error = caught_up(device, lr, betas, count, root_once=True)
+        others, other_error = caught_up(device, lr, betas, count, root_once=False)
         assert torch.equal(ours[1], others[1]) and torch.equal(ours[2], others[2])
-        assert error < 1.1 * other_error < 1e-6
+        assert other_error < largest
+        assert error < max(1.1 * other_error, 2**-23)  # half an ulp of all weights is already 2**-24
 
 
 def test_a_penalty_or_a_tiny_eps_takes_a_root_in_each_step() -> None:

@@ -20,12 +20,8 @@ SUM_PARTIALS = {"WIDTH": 32, "BLOCK": 256, "num_warps": 8}
 # Of few ids, where some have most of the rows. A warp sums rows of its own columns. Without `maxnreg` ptxas saves
 # registers by adding a row before it loads the next.
 SUM_BY_ID = {"WIDTH": 256, "BLOCK": 16, "WINDOW": 128, "num_warps": 2, "maxnreg": 128}
-SUM_MANY_BY_ID = {
-    "WIDTH": 1024,
-    "BLOCK": 4,
-    "WINDOW": 4,
-    "num_warps": 4,
-}  # a program for each token, most of which sum nothing
+# A program for each token, most of which sum nothing.
+SUM_MANY_BY_ID = {"WIDTH": 1024, "BLOCK": 4, "WINDOW": 4, "num_warps": 4}
 SORT_IDS = {"BLOCK": 8, "WIDTH": 1024, "num_warps": 4}
 MOST_COMPARED = 8192  # ids that are sorted by comparing each with all
 PROGRAMS, LEAST_ROWS = 528, 8  # most programs of a sum over rows (4 on each of an H200's 132 SMs), and fewest rows
