@@ -18,9 +18,9 @@ class Overflow:
     def __init__(self) -> None:
         self.tables = Tables()
 
-    def __call__(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Returns a scalar: 1 if a number of these float32 gradients is infinite or NaN, 0 otherwise."""
-        found_inf = torch.zeros((), device=gradients[0].device)
+    def __call__(self, gradients: Sequence[Tensor], elsewhere: Tensor | None = None) -> Tensor:
+        """Returns a scalar: 1 if a number of these float32 gradients is infinite or NaN, else `elsewhere`, or 0."""
+        found_inf = torch.zeros((), device=gradients[0].device) if elsewhere is None else elsewhere.clone()
         rows: list[Row] = [(gradient,) for gradient in gradients if can_take([gradient])]
         host = self.tables.of("gradients", rows, BLOCK) if rows else None
         rest = list(gradients) if host is None else [gradient for gradient in gradients if not can_take([gradient])]

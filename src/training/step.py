@@ -118,13 +118,13 @@ class TrainStep:
             if divides:
                 outputs["grad_norm"] = self._set_divisor(optimizer, norms)
             elif self.scaler is not None and self._can_leave_scaled(optimizer):
-                self._leave_scaled(optimizer)
+                found_inf = self._leave_scaled(optimizer)
             elif self.scaler is not None:
                 found_inf = None if TRIED else self._spread_overflow()
                 self.scaler.unscale_(optimizer)
             if self.scaler is not None:
-                scale = self.scaler.scale(self.one)  # the host must not read it here
-                found_inf = self._found_inf(optimizer) if TRIED else found_inf
+                scale = self._scale()
+                found_inf = self._found_inf(optimizer) if found_inf is None else found_inf
             if clip_norm is not None and not divides:
                 outputs["grad_norm"] = clip_grad_norm_(self.parameters, clip_norm)
             self.task.update_rest(optimizer.param_groups[0]["lr"], scale, found_inf)
@@ -170,7 +170,7 @@ class TrainStep:
         norm = torch.linalg.vector_norm(torch.stack(norms)).float()
         scale = torch.ones_like(norm)
         if self.scaler is not None:
-            scale = self.scaler.scale(self.one)
+            scale = self._scale()
             self._set_found_inf(optimizer, (~norm.isfinite()).float())
             norm = norm / scale
         optimizer.grad_scale = scale / (clip_norm / (norm + 1e-6)).clamp(max=1)
@@ -180,11 +180,17 @@ class TrainStep:
         """Returns whether the optimiser's kernels divide gradients that the search for overflows takes."""
         return TRIED and optimizer in with_kernels and overflow.supported(self._all_gradients())
 
-    def _leave_scaled(self, optimizer: Any) -> None:
-        """Tells an optimiser what to divide gradients by, and GradScaler whether one overflowed."""
+    def _leave_scaled(self, optimizer: Any) -> Tensor:
+        """Tells an optimiser what to divide gradients by, and GradScaler whether one overflowed; returns that."""
+        optimizer.grad_scale = self._scale()
+        found_inf = self.overflow(self._all_gradients(), self.task.overflowed())
+        self._set_found_inf(optimizer, found_inf)
+        return found_inf
+
+    def _scale(self) -> Tensor:
+        """Returns what this step's loss was multiplied by, until GradScaler's update; the host must not read it."""
         assert self.scaler is not None
-        optimizer.grad_scale = self.scaler.scale(self.one)
-        self._set_found_inf(optimizer, self.overflow(self._all_gradients()))
+        return self.scaler._scale if TRIED else self.scaler.scale(self.one)
 
     def _set_found_inf(self, optimizer: Any, found_inf: Tensor) -> None:
         """Tells GradScaler what its own pass over all gradients would have found."""
