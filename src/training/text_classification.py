@@ -77,6 +77,8 @@ class TextClassificationTask(Task):
         self.final_metric = FinalMetric("acc", "max", target)
         self.worked: Tensor  # sentences, tokens and tokens squared of all batches so far: cost() is of their mean
         self.register_buffer("worked", torch.zeros(3, dtype=torch.int64), persistent=False)
+        self.exponents: Tensor  # of a sentence's tokens in `worked`
+        self.register_buffer("exponents", torch.arange(3), persistent=False)
         self.pieces: tuple[str, ...] = ()  # the word pieces that the weights know, by id
         self.tokenizer = UNCASED
         self._judged: list[Tensor] = []  # of each batch of an evaluation, see `_judge`
@@ -172,11 +174,11 @@ class TextClassificationTask(Task):
     def count_work(self, batch: Tokens) -> None:
         """Adds to `worked` what this batch is: all places of padded sentences, the tokens of packed ones."""
         if isinstance(batch, PaddedTokens):
-            lengths = torch.full_like(batch.lengths, batch.ids.shape[1])
-        else:
-            lengths = batch.starts.diff()
-        lengths = lengths.long()
-        self.worked += torch.stack([torch.ones_like(lengths), lengths, lengths**2]).sum(1)
+            self.worked.add_(batch.ids.shape[1] ** self.exponents, alpha=batch.num_sentences)
+            return
+        powers = batch.starts.diff()[:, None] ** self.exponents
+        first = self.exponents[:1].expand(len(powers))  # zeros: adds all rows to one by a single launch
+        self.worked[None].index_add_(0, first, powers)
 
     @property
     def work(self) -> Work:
