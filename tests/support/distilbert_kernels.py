@@ -14,7 +14,8 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 import src.models.distilbert.fast.embedding
-import src.models.distilbert.fast.layer  # noqa: F401 # both so that `fast` has its modules, whichever test runs first
+import src.models.distilbert.fast.head
+import src.models.distilbert.fast.layer  # noqa: F401 # all so that `fast` has its modules, whichever test runs first
 from src.batches.tokens import PackedTokens, PaddedTokens
 from src.models.distilbert import Sizes
 from src.models.distilbert.layout import Layout, Tokens, token_mask
@@ -289,6 +290,33 @@ def layer(
     errors = dict(zip(["x", *names], result.gradients, strict=True))
     del errors["attention.k_lin.bias"]
     return {"output": result.output, **errors}
+
+
+def head(
+    fused: Any, rows: int, dim: int, labels: int, dtype: torch.dtype, device: str = "cpu", dropout: float = 0.0
+) -> Difference:
+    """Compares x, and weight and bias of both layers.
+
+    What the ReLU sees is an odd multiple of 2^-6, exact in every dtype, so that rounding changes no sign.
+    """
+    drop = seeded(fused, dropout, device)
+    x, weight = (random(*shape, seed=shape[0], device=device).round() for shape in ((rows, dim), (dim, dim)))
+    bias = (random(dim, seed=3, device=device) > 0) / 32 - 1 / 64
+    last, last_bias = (random(*shape, seed=4, device=device) for shape in ((labels, dim), (labels,)))
+    parameters = [tensor.to(dtype).float() for tensor in (weight, bias, last, last_bias)]
+    kept = mask_of_head(fused, rows, dim, drop, device)
+
+    def plain(x: Tensor, weight: Tensor, bias: Tensor, last: Tensor, last_bias: Tensor) -> Tensor:
+        return F.linear(F.relu(F.linear(x, weight, bias)) * kept, last, last_bias)
+
+    return difference(lambda x, *rest: fused.head.head(x, drop, *rest), plain, [(x / 32).to(dtype), *parameters])
+
+
+def mask_of_head(fused: Any, rows: int, dim: int, drop: Any, device: str) -> Tensor:
+    """Returns the dropout factors: the logits of ones, where each label reads a column."""
+    ones, zeros, columns = torch.ones(rows, dim, device=device), torch.zeros(16, device=device), torch.eye(dim)
+    readers = F.pad(columns, (0, 0, 0, -dim % 16)).to(device).split(16)
+    return torch.cat([fused.head.logits(ones, reader, zeros, drop) for reader in readers], 1)[:, :dim].double()
 
 
 def randomise_block(module: nn.Module) -> None:

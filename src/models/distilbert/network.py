@@ -195,6 +195,10 @@ class DistilBert(nn.Module):
             pooled = self.distilbert(batch, layout, first_only=True)
         else:
             pooled = mean_of_sentences(self.distilbert(batch, layout), layout)
+        return self.head(pooled)
+
+    def head(self, pooled: Float[Tensor, "sentences dim"]) -> Float[Tensor, "sentences labels"]:
+        """Returns the logits of pooled hidden states, in float32 (float64 if the weights are)."""
         x = F.dropout(F.relu(self.pre_classifier(pooled)), self.dropout.head, self.training)
         logits = self.classifier(x)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))

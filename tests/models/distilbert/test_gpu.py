@@ -11,7 +11,17 @@ from src.gpu import deferred_rows
 from src.models.distilbert import Sizes, fast
 from src.models.distilbert.fast.embedding import FastEmbeddings  # noqa: F401  # imports the kernels
 from src.models.distilbert.fast.layer import Layer  # noqa: F401  # these too
-from tests.support.distilbert_kernels import attention, embedding, gelu, layer, norm, sentences, sum_by_id, sum_partials
+from tests.support.distilbert_kernels import (
+    attention,
+    embedding,
+    gelu,
+    head,
+    layer,
+    norm,
+    sentences,
+    sum_by_id,
+    sum_partials,
+)
 from tests.support.tiny_distilbert import tiny_distilbert
 from tests.support.trained import Trained, trained
 
@@ -108,6 +118,16 @@ def test_layer_is_as_accurate_as_plain_torch(
     errors = layer(fused, batch, sizes, dtype, CUDA, first_only)
     plain = layer(None, batch, sizes, dtype, CUDA, first_only)
     assert all(errors[name] < 3 * plain[name] + tolerance for name in errors), (errors, plain)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize(("rows", "dim", "labels"), [(96, 768, 2), (1, 768, 16), (1000, 384, 5), (97, 24, 1)])
+def test_head_agrees_with_float64(
+    rows: int, dim: int, labels: int, dropout: float, precision: tuple[torch.dtype, float], fused: Any
+) -> None:
+    dtype, tolerance = precision
+    difference = head(fused, rows, dim, labels, dtype, CUDA, dropout)
+    assert difference.largest < tolerance, difference
 
 
 def run(home: Path, padding: str, *overrides: str) -> Trained:

@@ -24,8 +24,10 @@ from tests.support.distilbert_kernels import (
     attention,
     embedding,
     gelu,
+    head,
     layer,
     mask_of_attention,
+    mask_of_head,
     norm,
     seeded,
     sentences,
@@ -224,6 +226,38 @@ def test_layer_agrees_with_float64(
     assert errors["output"] < 3 * tolerance and max(errors.values()) < 10 * tolerance, errors
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 5e-6), (torch.float16, 3e-3)])
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+@pytest.mark.parametrize(("rows", "dim", "labels"), [(1, 24, 2), (97, 40, 5), (9, 200, 1)])
+def test_head_agrees_with_float64(
+    rows: int, dim: int, labels: int, dropout: float, dtype: torch.dtype, tolerance: float
+) -> None:
+    difference = head(fused, rows, dim, labels, dtype, dropout=dropout)
+    assert difference.largest < tolerance, difference
+
+
+def test_the_head_drops_its_share() -> None:
+    """Within 5 standard deviations; the others are larger by as much."""
+    mask, dropout = mask_of_head(fused, 30, 48, seeded(fused, 0.25, "cpu"), "cpu"), 0.25
+    deviation = (dropout * (1 - dropout) / mask.numel()) ** 0.5
+    assert float((mask == 0).double().mean()) == pytest.approx(dropout, abs=5 * deviation)
+    assert mask.unique().tolist() == pytest.approx([0, 1 / (1 - dropout)])
+
+
+@pytest.mark.usefixtures("on_kernels")
+@pytest.mark.parametrize("num_labels", [16, 17])
+def test_a_head_of_more_labels_than_the_kernels_unroll_is_plain(
+    num_labels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Tensor] = []
+    by_kernels = fused.head.logits
+    monkeypatch.setattr(fused.head, "logits", lambda *inputs: calls.append(by_kernels(*inputs)) or calls[-1])
+    network, pooled = DistilBert(Sizes(**{**vars(SIZES), "num_labels": num_labels})).eval(), torch.ones(3, SIZES.dim)
+    plain = network.head(pooled)
+    torch.testing.assert_close(fast.accelerate(network).head(pooled), plain)
+    assert len(calls) == (num_labels == 16)
+
+
 @pytest.mark.slow
 def test_dropout_masks_have_their_probability_and_are_independent() -> None:
     """Within 5 standard deviations, also for pairs of neighbouring rows and columns and of seeds."""
@@ -332,7 +366,7 @@ def test_a_network_with_kernels_agrees_with_plain_torch(is_packed: bool) -> None
 
 
 @pytest.mark.usefixtures("on_kernels")
-@pytest.mark.parametrize("part", ["dropout", "attention_dropout", None])
+@pytest.mark.parametrize("part", ["dropout", "attention_dropout", "head_dropout", None])
 @pytest.mark.slow
 def test_each_dropout_of_a_network_with_kernels_works(part: str | None) -> None:
     """It follows the generator, is off in evaluation, and is off with probability 0."""
@@ -361,9 +395,8 @@ def test_kernels_work_in_the_autocast_dtype() -> None:
         hidden = network.distilbert(batch, Layout.of(batch))
         logits = network(batch)
     assert hidden.dtype == torch.bfloat16 and logits.dtype == torch.float32
-    hidden.float().sum().backward()
-    grads = {p.grad.dtype for p in network.distilbert.parameters() if p.grad is not None}
-    assert grads == {torch.float32}
+    (hidden.float().sum() + logits.sum()).backward()
+    assert {p.grad.dtype for p in network.parameters() if p.grad is not None} == {torch.float32}
 
 
 @pytest.mark.usefixtures("on_kernels")

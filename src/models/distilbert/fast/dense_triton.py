@@ -7,7 +7,7 @@ A program handles BLOCK queries of one head of one sentence s, whose first bound
 import triton
 import triton.language as tl
 
-from src.models.distilbert.fast.dropout_triton import column_numbers, is_kept, keys_of, row_numbers
+from src.models.distilbert.fast.dropout_triton import keys_of, tile_is_kept
 
 
 @triton.jit
@@ -24,8 +24,7 @@ def _offsets(bounds, HEADS: tl.constexpr, LONGEST: tl.constexpr, WIDTH: tl.const
 def _dropout_mask(seed, row, column, HEADS: tl.constexpr, THRESHOLD: tl.constexpr):
     """Returns the dropout mask, as in `attention_triton`."""
     first, second = keys_of(seed, tl.program_id(2) * HEADS + tl.program_id(1))
-    of_row, of_column = row_numbers(row, first, second), column_numbers(column, first, second)
-    return is_kept(of_row[:, None], of_column[None, :], THRESHOLD)
+    return tile_is_kept(first, second, row, column, THRESHOLD)
 
 
 @triton.jit

@@ -50,3 +50,10 @@ def is_kept(of_row, of_column, THRESHOLD: tl.constexpr):
         return x >= THRESHOLD
     bits: tl.constexpr = INFINITY - THRESHOLD if THRESHOLD <= INFINITY else 0x80000000 + THRESHOLD - INFINITY
     return ~(x.to(tl.float32, bitcast=True) > tl.full([], bits, tl.uint32).to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def tile_is_kept(first, second, row, column, THRESHOLD: tl.constexpr):
+    """Returns the dropout mask [rows, columns] under a stream's keys."""
+    of_row, of_column = row_numbers(row, first, second), column_numbers(column, first, second)
+    return is_kept(of_row[:, None], of_column[None, :], THRESHOLD)

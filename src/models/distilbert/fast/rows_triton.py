@@ -10,14 +10,7 @@ import triton
 import triton.language as tl
 
 from src.gpu.deferred_rows_triton import id_at, place_and_strip, sum_of_id
-from src.models.distilbert.fast.dropout_triton import column_numbers, is_kept, keys_of, row_numbers
-
-
-@triton.jit
-def _kept(first, second, row, column, THRESHOLD: tl.constexpr):
-    """Returns the dropout mask of [rows, columns]."""
-    of_row, of_column = row_numbers(row, first, second), column_numbers(column, first, second)
-    return is_kept(of_row[:, None], of_column[None, :], THRESHOLD)
+from src.models.distilbert.fast.dropout_triton import keys_of, tile_is_kept
 
 
 @triton.jit
@@ -49,7 +42,7 @@ def add_norm(
     total = tl.load(x + offset, mask=mask, other=0.0).to(tl.float32)
     if THRESHOLD > 0:
         first, second = keys_of(seed, 0)
-        total *= tl.where(_kept(first, second, row, column, THRESHOLD), SCALE, 0.0)
+        total *= tl.where(tile_is_kept(first, second, row, column, THRESHOLD), SCALE, 0.0)
     total += tl.load(residual + offset, mask=mask, other=0.0).to(tl.float32)
     mean, inverse = _statistics(total, is_column, eps, COLUMNS)
     w = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)
@@ -82,7 +75,7 @@ def add_norm_backward(
         offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
         total = tl.load(x + offset, mask=mask, other=0.0).to(tl.float32)
         if THRESHOLD > 0:
-            kept = _kept(first, second, row, column, THRESHOLD)
+            kept = tile_is_kept(first, second, row, column, THRESHOLD)
             total *= tl.where(kept, SCALE, 0.0)
         total += tl.load(residual + offset, mask=mask, other=0.0).to(tl.float32)
         mean = tl.load(statistics + 2 * row, mask=row < rows, other=0.0)
@@ -152,7 +145,7 @@ def embed(
     normed = (total - mean[:, None]) * inverse[:, None] * w[None, :] + b[None, :]
     if THRESHOLD > 0:
         first, second = keys_of(seed, 0)
-        normed *= tl.where(_kept(first, second, row, column, THRESHOLD), SCALE, 0.0)
+        normed *= tl.where(tile_is_kept(first, second, row, column, THRESHOLD), SCALE, 0.0)
     offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
     tl.store(out + offset, normed.to(out.dtype.element_ty), mask=mask)
     tl.store(statistics + 2 * row, mean, mask=row < rows)
@@ -182,7 +175,7 @@ def embed_backward(
         offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
         g = tl.load(grad + offset, mask=mask, other=0.0).to(tl.float32)
         if THRESHOLD > 0:
-            g *= tl.where(_kept(first, second, row, column, THRESHOLD), SCALE, 0.0)
+            g *= tl.where(tile_is_kept(first, second, row, column, THRESHOLD), SCALE, 0.0)
         of_weight += tl.sum(g * unit, 0)
         of_bias += tl.sum(g, 0)
         gradient = _norm_gradient(g, unit, inverse, w, COLUMNS)
