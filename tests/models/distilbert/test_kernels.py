@@ -236,6 +236,16 @@ def test_head_agrees_with_float64(
     assert difference.largest < tolerance, difference
 
 
+def test_gradients_of_the_heads_parameters_are_float32_sums() -> None:
+    """Of half-precision products: those of 40 rows exceed float16's largest number."""
+    parameters = [torch.eye(24), torch.ones(24), torch.ones(2, 24), torch.ones(2)]
+    parameters = [tensor.requires_grad_() for tensor in parameters]
+    logits = fused.head.head(torch.ones(40, 24).half(), fused.rows.Drop(), *parameters)
+    gradients = torch.autograd.grad(logits, parameters, torch.full_like(logits, 4000))
+    for gradient, value in zip(gradients, (40 * 8000, 40 * 8000, 40 * 4000 * 2, 40 * 4000), strict=True):
+        assert torch.equal(gradient, torch.full_like(gradient, value))
+
+
 def test_the_head_drops_its_share() -> None:
     """Within 5 standard deviations; the others are larger by as much."""
     mask, dropout = mask_of_head(fused, 30, 48, seeded(fused, 0.25, "cpu"), "cpu"), 0.25

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from src.gpu import weight_copies
 from src.gpu.partial_sums import sum_partials
@@ -45,6 +46,7 @@ class Head(torch.autograd.Function):
         return logits(hidden, last, last_bias, drop)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, hidden, weight, last, parameter = ctx.saved_tensors
         grad, *of_rest = logits_backward(grads[0].contiguous(), hidden, last, ctx.drop)
