@@ -39,7 +39,7 @@ def dot(
     the tables at addresses `pointers`, and `sparse` is any of the tables, for their dtype.
     """
     row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
-    sample = tl.program_id(0).to(tl.int64)
+    sample = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)  # the last ones first, as in `mlp_triton`
     v = _vectors(dense, sparse, pointers, ids, samples, sample, row, column, GATHERED, TABLES, DIM, UPCAST)
     products = tl.dot(v, tl.trans(v), input_precision=PRECISION)
     begin = out + sample * FEATURES
@@ -63,7 +63,7 @@ def dot_backward(
     If SPREAD, table t's part begins `targets[t]` elements after `grad_sparse`, maybe on another GPU.
     """
     row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
-    sample = tl.program_id(0).to(tl.int64)
+    sample = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)  # the last ones first, as in `mlp_triton`
     begin, is_column = grad + sample * FEATURES, (column < DIM)[None, :]
     i, j = tl.maximum(row[:, None], row[None, :]), tl.minimum(row[:, None], row[None, :])
     symmetric = tl.load(begin + DIM + i * (i - 1) // 2 + j, mask=(j < i) & (i <= TABLES), other=0.0)

@@ -108,7 +108,7 @@ def relu_backward(
     programs = -(-rows // options["ROWS"])
     partials = grad.new_empty(programs, columns, dtype=torch.float32)
     launch(
-        kernels.relu_backward, (programs, -(-columns // options["WIDTH"])), grad, activation, out, partials, rows,
+        kernels.relu_backward, (-(-columns // options["WIDTH"]), programs), grad, activation, out, partials, rows,
         COLUMNS=columns, **options,
     )  # fmt: skip
     return out, sum_partials(partials)
@@ -136,7 +136,7 @@ def first_layer_gradients(
     programs = -(-rows // length)
     partials = grad.new_empty(programs, columns * (inputs + 1), dtype=torch.float32)
     launch(
-        kernels.first_layer_backward, (programs, blocks), grad, activation, x.contiguous(), partials, rows, length,
+        kernels.first_layer_backward, (blocks, programs), grad, activation, x.contiguous(), partials, rows, length,
         COLUMNS=columns, INPUTS=inputs, STRIDE=x.shape[1], NUMBERS=max(power_of_2(inputs + 1), 16), **options,
     )  # fmt: skip
     of_weight, of_bias = sum_partials(partials).split([columns * inputs, columns])

@@ -1,5 +1,9 @@
 # type: ignore  (the type checker reads Triton as Python)
-"""An MLP's kernels besides the large products: gradients of ReLU and bias, and the layer to one logit."""
+"""An MLP's kernels besides the large products: gradients of ReLU and bias, and the layer to one logit.
+
+Programs begin with the last rows: of what a product has just written these are still in the L2 cache. Those that run
+side by side have columns of the same rows.
+"""
 
 import triton
 import triton.language as tl
@@ -11,17 +15,18 @@ def relu_backward(
     COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Writes `out`, `grad` where the activation is positive, and `shares` [programs, COLUMNS], its sums over rows."""
-    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    program = tl.num_programs(1) - 1 - tl.program_id(1)
     total = tl.zeros([BLOCK, WIDTH], tl.float32)  # summed over rows at the end: each sum is a barrier of the warps
     for k in range(0, ROWS, BLOCK):
-        row = tl.program_id(0) * ROWS + k + tl.arange(0, BLOCK)
+        row = program * ROWS + k + tl.arange(0, BLOCK)
         offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
         mask = (row < rows)[:, None] & (column < COLUMNS)[None, :]
         gradient = tl.load(grad + offset, mask=mask, other=0.0)
         gradient = tl.where(tl.load(activation + offset, mask=mask, other=0.0) > 0, gradient, 0.0)
         tl.store(out + offset, gradient.to(out.dtype.element_ty), mask=mask)
         total += gradient.to(tl.float32)
-    tl.store(shares + tl.program_id(0) * COLUMNS + column, tl.sum(total, 0), mask=column < COLUMNS)
+    tl.store(shares + program * COLUMNS + column, tl.sum(total, 0), mask=column < COLUMNS)
 
 
 @triton.jit
@@ -35,10 +40,11 @@ def first_layer_backward(
     Those of the weight [COLUMNS, INPUTS] come first, then those of the bias: a 1 after the inputs `x` [rows, STRIDE]
     makes these another column of the product. `length` is a multiple of BLOCK.
     """
-    column, number = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH), tl.arange(0, NUMBERS)
+    column, number = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH), tl.arange(0, NUMBERS)
+    program = tl.num_programs(1) - 1 - tl.program_id(1)
     total = tl.zeros([WIDTH, NUMBERS], tl.float32)
     for k in range(0, length, BLOCK):
-        row = tl.program_id(0) * length + k + tl.arange(0, BLOCK)
+        row = program * length + k + tl.arange(0, BLOCK)
         offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
         mask = (row < rows)[:, None] & (column < COLUMNS)[None, :]
         gradient = tl.load(grad + offset, mask=mask, other=0.0)
@@ -50,7 +56,7 @@ def first_layer_backward(
     is_weight = (number < INPUTS)[None, :]
     at = tl.where(is_weight, column[:, None] * INPUTS + number[None, :], COLUMNS * INPUTS + column[:, None])
     mask = (column < COLUMNS)[:, None] & (number <= INPUTS)[None, :]
-    tl.store(shares + tl.program_id(0) * (COLUMNS * (INPUTS + 1)) + at, total, mask=mask)
+    tl.store(shares + program * (COLUMNS * (INPUTS + 1)) + at, total, mask=mask)
 
 
 @triton.jit
