@@ -223,6 +223,7 @@ PIECES = {
     "distilbert packed without deferred_rows": Piece((*PACKED, "execution.kernels=[embedding,layer,adam]")),
     "distilbert packed without embedding": Piece((*PACKED, "execution.kernels=[layer,adam]")),
     "distilbert packed without layer": Piece((*PACKED, "execution.kernels=[embedding,adam,deferred_rows]")),
+    "distilbert packed without head": Piece(PACKED, {f"{DISTILBERT}.fast.head.MAX_LABELS": 0}),
     "distilbert packed without sum_by_id": Piece(PACKED, {f"{DISTILBERT}.fast.rows.sum_by_id": sum_by_id}),
     "distilbert tf32": Piece(("precision=tf32",)),
     "distilbert tf32 without transpose": Piece(
