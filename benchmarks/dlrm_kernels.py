@@ -25,7 +25,6 @@ from src.models.dlrm.fast import mlp as mlps
 from src.models.dlrm.fast import tables as embeddings
 from src.models.dlrm.fast.cross import cross_net
 from src.models.dlrm.fast.embeddings import FastEmbeddings
-from src.models.dlrm.fast.loss import bce
 from src.models.dlrm.network import DLRM, CrossNet
 
 DIM = 128
@@ -97,7 +96,7 @@ def rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row]:
     read, features = (vectors + batch * DIM) * size, batch * network.interaction.num_features * size
     measured.append(Row("dot", forward, both - forward, bytes=(read + features, 2 * read + features)))
     return [*measured, dot_of_rows(network, clicks, dtype), *mlp_rows(network, clicks, dtype),
-            *first_layer_rows(network, clicks, dtype), *loss_rows(clicks)]  # fmt: skip
+            *first_layer_rows(network, clicks, dtype)]  # fmt: skip
 
 
 def dot_of_rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> Row:
@@ -144,16 +143,6 @@ def first_layer_rows(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[
     if mlps.is_narrow(x, inputs):
         ways["first layer"] = (lambda: mlps.first_layer_gradients(grad, activation, x, inputs), read)
     return [Row(name, device_ms(way), None, flops=(flops, 0), bytes=(size, 0)) for name, (way, size) in ways.items()]
-
-
-def loss_rows(clicks: Clicks) -> list[Row]:
-    """Times the loss by kernels and torch's. The gradient is a scalar of the loss's scale."""
-    logits, measured = torch.randn_like(clicks.labels).requires_grad_(), list[Row]()
-    for name, function in ("loss", bce), ("torch's loss", F.binary_cross_entropy_with_logits):
-        forward, both = timed(lambda x, function=function: function(x, clicks.labels), [logits])
-        read = 8 * len(logits)
-        measured.append(Row(name, forward, both - forward, bytes=(read, read + 4 * len(logits))))
-    return measured
 
 
 def rows_of_dcnv2(network: DLRM, clicks: Clicks, dtype: torch.dtype) -> list[Row]:

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.dlrm_kernels import CARDINALITIES, HOTNESS, MAX_ROWS
+
 BARE = [
     "logger=none",
     "callbacks=bare",
@@ -36,6 +38,25 @@ MODELS = {
     "dlrm": ["model=dlrm", *RESIDENT, "precision=amp"],
     "distilbert": ["model=distilbert", *TOKENS, "fit.evaluate_first=false", "precision=bf16"],
     "mobilenet": ["model=mobilenet_v1", "datamodule=image_synthetic", "precision=amp"],
+    "dcnv2": [
+        "model=dlrm_dcnv2",
+        *RESIDENT[:-1],
+        f"datamodule.cardinalities={[*CARDINALITIES]}".replace(" ", ""),
+        f"datamodule.hotness={[*HOTNESS]}".replace(" ", ""),
+        f"datamodule.max_rows={MAX_ROWS}",
+        "precision=amp",
+    ],
+    "quality": ["experiment=moflow_quality"],
+}
+NAMES = {  # of execution.kernels
+    "moflow": ("conv", "graph_conv", "atom_flow", "bond_flow", "adam"),
+    "se3": ("conv", "attention", "norm", "linear", "radial", "adam"),
+    "dlrm": ("tables", "interaction", "mlp", "sgd"),
+    "distilbert": ("embedding", "layer", "adam"),
+    "distilbert packed": ("embedding", "layer", "adam", "deferred_rows"),
+    "mobilenet": ("body", "sgd"),
+    "dcnv2": ("tables", "interaction", "mlp", "adagrad"),
+    "quality": ("conv", "graph_conv", "atom_flow", "bond_flow", "discrepancy", "adam"),
 }
 PACKED = ("datamodule.length=null", "datamodule.padding=packed")
 SE3, DISTILBERT, MOBILENET = (f"src.models.{name}" for name in ("se3_transformer", "distilbert", "mobilenet_v1"))
@@ -53,8 +74,9 @@ def never(*arguments: Any, **options: Any) -> Any:
     return None
 
 
-def transposed(x: Tensor, length: int | None = None) -> Tensor:
-    out = x.new_zeros(x.shape[1], length) if length and length > len(x) else x.new_empty(x.shape[1], len(x))
+def transposed(x: Tensor, length: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    shape = x.shape[1], length or len(x)
+    out = x.new_zeros(shape, dtype=dtype) if shape[1] > len(x) else x.new_empty(shape, dtype=dtype)
     out[:, : len(x)].copy_(x.t())
     return out
 
@@ -149,10 +171,6 @@ def stem_backward(g: Tensor, out: Tensor, slopes: Tensor, images: Tensor, weight
     return of_weight.permute(0, 2, 3, 1).flatten(1).float()
 
 
-def torchs_loss(kernels: Any) -> Any:
-    return F.binary_cross_entropy_with_logits
-
-
 DLRM = "src.models.dlrm"
 PIECES = {
     "moflow": Piece(),
@@ -160,38 +178,23 @@ PIECES = {
     "moflow without CUDA graph": Piece(("execution.graph=off",)),
     "moflow without shorter graph gaps": Piece(("execution.graph_gaps=off",)),
     "moflow without kernels": Piece(("execution.kernels=off",)),
-    "moflow without conv": Piece(("execution.kernels=[graph_conv,adam]",)),
-    "moflow without graph_conv": Piece(("execution.kernels=[conv,adam]",)),
-    "moflow without adam": Piece(("execution.kernels=[conv,graph_conv,atom_flow,bond_flow]",)),
     "moflow without fold": Piece(replaced={"src.models.moflow.fast.conv.package": never}),
     "moflow without side stream": Piece(replaced={"src.models.moflow.network.side_stream": in_order}),
     "se3": Piece(),
     "se3 without CUDA graph": Piece(("execution.graph=off",)),
     "se3 without kernels": Piece(("execution.kernels=off",)),
-    "se3 without conv": Piece(("execution.kernels=[attention,norm,linear,radial,pooling,adam]",)),
     "se3 without contraction": Piece(replaced={f"{SE3}.fast.contraction.supported": never}),
     "se3 without edges": Piece(replaced={f"{SE3}.fast.edges.supported": never}),
-    "se3 without attention": Piece(("execution.kernels=[conv,norm,linear,radial,pooling,adam]",)),
-    "se3 without norm": Piece(("execution.kernels=[conv,attention,linear,radial,pooling,adam]",)),
-    "se3 without linear": Piece(("execution.kernels=[conv,attention,norm,radial,pooling,adam]",)),
-    "se3 without radial": Piece(("execution.kernels=[conv,attention,norm,linear,pooling,adam]",)),
-    "se3 without pooling": Piece(("execution.kernels=[conv,attention,norm,linear,radial,adam]",)),
     "se3 without rotations": Piece(replaced={f"{SE3}.fast.frames.package": never}),
     "se3 without transpose": Piece(replaced={f"{SE3}.fast.contraction.transposed": transposed}),
     "dlrm": Piece(),
     "dlrm without CUDA graph": Piece(("execution.graph=off",)),
     "dlrm without kernels": Piece(("execution.kernels=off",)),
-    "dlrm without tables": Piece(("execution.kernels=[interaction,mlp,sgd]",)),
-    "dlrm without interaction": Piece(("execution.kernels=[tables,mlp,sgd]",)),
-    "dlrm without mlp": Piece(("execution.kernels=[tables,interaction,sgd]",)),
-    "dlrm without loss": Piece(replaced={f"{DLRM}.fast.loss_by": torchs_loss}),
     "dlrm without first layer": Piece(replaced={f"{DLRM}.fast.mlp.is_narrow": never}),
-    "dlrm without sgd": Piece(("execution.kernels=[tables,interaction,mlp]",)),
     "dlrm without side stream": Piece(replaced={f"{DLRM}.fast.tables.side_stream": in_order}),
     "distilbert": Piece(),
     "distilbert without CUDA graph": Piece(("execution.graph=off",)),
     "distilbert without kernels": Piece(("execution.kernels=off",)),
-    "distilbert without layer": Piece(("execution.kernels=[embedding,adam]",)),
     "distilbert without attention": Piece(
         replaced={
             f"{DISTILBERT}.fast.attention.attend": flash,
@@ -207,22 +210,16 @@ PIECES = {
     "distilbert without gelu": Piece(
         replaced={f"{DISTILBERT}.fast.rows.gelu": F.gelu, f"{DISTILBERT}.fast.rows.gelu_backward": gelu_backward}
     ),
-    "distilbert without embedding": Piece(("execution.kernels=[layer,adam]",)),
     "distilbert without sum_by_id": Piece(replaced={f"{DISTILBERT}.fast.rows.sum_by_id": sum_by_id}),
     "distilbert padded": Piece(("datamodule.length=16",)),
     "distilbert padded without gelu": Piece(
         ("datamodule.length=16",),
         {f"{DISTILBERT}.fast.rows.gelu": F.gelu, f"{DISTILBERT}.fast.rows.gelu_backward": gelu_backward},
     ),
-    "distilbert padded without embedding": Piece(("datamodule.length=16", "execution.kernels=[layer,adam]")),
     "distilbert padded without sum_by_id": Piece(
         ("datamodule.length=16",), {f"{DISTILBERT}.fast.rows.sum_by_id": sum_by_id}
     ),
     "distilbert packed": Piece(PACKED),
-    "distilbert packed without adam": Piece((*PACKED, "execution.kernels=[embedding,layer]")),
-    "distilbert packed without deferred_rows": Piece((*PACKED, "execution.kernels=[embedding,layer,adam]")),
-    "distilbert packed without embedding": Piece((*PACKED, "execution.kernels=[layer,adam]")),
-    "distilbert packed without layer": Piece((*PACKED, "execution.kernels=[embedding,adam,deferred_rows]")),
     "distilbert packed without head": Piece(PACKED, {f"{DISTILBERT}.fast.head.MAX_LABELS": 0}),
     "distilbert packed without sum_by_id": Piece(PACKED, {f"{DISTILBERT}.fast.rows.sum_by_id": sum_by_id}),
     "distilbert tf32": Piece(("precision=tf32",)),
@@ -234,7 +231,6 @@ PIECES = {
         ("precision=fp32", "fit.max_steps=60"), {f"{DISTILBERT}.fast.attention.is_dense": never}
     ),
     "mobilenet": Piece(),
-    "mobilenet without sgd": Piece(("execution.kernels=[body]",)),
     "mobilenet without CUDA graph": Piece(("execution.graph=off",)),
     "mobilenet without kernels": Piece(("execution.kernels=off",)),
     "mobilenet without stem": Piece(
@@ -244,7 +240,22 @@ PIECES = {
         replaced={f"{MOBILENET}.fast.tiles.TILES": {}, f"{MOBILENET}.fast.tiles.STRIPS": {}}
     ),
     "mobilenet without precompile": Piece(replaced={f"{MOBILENET}.fast.precompile.compile_all": never}),
-    **{f"{model} without products": Piece(("execution.products=off",)) for model in ("moflow", "dlrm", "distilbert")},
+    "dcnv2": Piece(),
+    "quality": Piece(),
+    **{
+        f"{run} without {name}": Piece(
+            (
+                *(PACKED if "packed" in run else ()),
+                f"execution.kernels=[{','.join(kept for kept in names if kept != name)}]",
+            )
+        )
+        for run, names in NAMES.items()
+        for name in names
+    },
+    **{
+        f"{model} without products": Piece(("execution.products=off",))
+        for model in ("moflow", "dlrm", "dcnv2", "distilbert")
+    },
     "distilbert packed without products": Piece((*PACKED, "execution.products=off")),
     **{f"{model} without unordered sums": Piece(("execution.deterministic=true",)) for model in MODELS},
 }

@@ -60,7 +60,6 @@ class ClickPredictionTask(Task):
         super().__init__(nn.ParameterList([torch.empty(0)]), optimizer, schedule)  # until the tables are known
         self.network: Any
         self.make_network = network
-        self.mean_loss: Callable[[Tensor, Tensor], Tensor] = F.binary_cross_entropy_with_logits  # of a training
         self.final_metric = FinalMetric("auc", "max", target)
         self.layout = ClickLayout(0, (), ())
         if tables is not None:
@@ -122,7 +121,7 @@ class ClickPredictionTask(Task):
 
     def loss(self, batch: ClickBatch) -> dict[str, Tensor]:
         clicks = batch.clicks()
-        return {"loss": self.mean_loss(self.network(clicks), clicks.labels)}
+        return {"loss": F.binary_cross_entropy_with_logits(self.network(clicks), clicks.labels)}
 
     def count(self, batch: ClickBatch) -> int:
         return batch.count

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from src.batches.clicks import EmbeddingTable
 from src.models.dlrm.embeddings import PlainEmbeddings, Rule
@@ -126,30 +125,6 @@ def layers(
             lambda *p: fused.mlp.mlp(inputs, logit, *p), lambda *p: plain(inputs.to(p[0]), *p), parameters
         )
     return difference(lambda x, *p: fused.mlp.mlp(x, logit, *p), plain, [inputs, *parameters])
-
-
-def loss_of(loss: Any, rows: int, device: str = "cpu") -> Difference:
-    """Compares the mean loss of small and large logits, and its gradients, with float64."""
-    logits = random(rows, seed=1, device=device).mul(4).float()
-    labels = (random(rows, seed=2, device=device) > 0.7).float()
-    return difference(
-        lambda x: loss.bce(x, labels), lambda x: F.binary_cross_entropy_with_logits(x, labels.to(x)), [logits]
-    )
-
-
-def assert_loss_is_torchs(loss: Any, device: str = "cpu") -> None:
-    """Raises AssertionError where loss or gradient of one logit, infinite ones too, is not what torch gives."""
-    for label in (0.0, 1.0, 0.25):
-        for value in (torch.inf, -torch.inf, torch.nan, 3e38, -3e38, 200.0, -200.0, 60.0, -60.0, 9.0, -9.0, 0.0):
-            results = []
-            for function in (loss.bce, F.binary_cross_entropy_with_logits):
-                logits = torch.tensor([value], device=device, requires_grad=True)
-                result = function(logits, torch.tensor([label], device=device))
-                results.append([result.detach(), *torch.autograd.grad(result * 3, logits)])
-            # A gradient is a difference from the label, so that it may be an ulp of 1 away.
-            for actual, expected, atol in zip(*results, (0, 1e-6), strict=True):
-                close = {"rtol": 1e-5, "atol": atol, "equal_nan": True}
-                torch.testing.assert_close(actual, expected, **close, msg=f"{value}, {label}: {actual}, {expected}")
 
 
 class Updated(NamedTuple):

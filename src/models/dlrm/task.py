@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from src.batches.clicks import NUMBER_DTYPES, ClickLayout, Clicks
 from src.config.ranges import Count, Share
 from src.errors import UserError
-from src.gpu.replace import Kernels
 from src.measure.roofline import Cost
 from src.models.dlrm import fast
 from src.models.dlrm.cost import cost
@@ -73,10 +72,6 @@ class DLRMTask(ClickPredictionTask):
                 self.network.embeddings = parts["embeddings"](layout.tables, dim, start=start)
                 return
         super().make_for(layout, **parts)
-
-    def accelerate(self, kernels: Kernels) -> None:
-        super().accelerate(kernels)
-        self.mean_loss = fast.loss_by(kernels)
 
     def on_train_start(self) -> None:
         super().on_train_start()

@@ -14,15 +14,12 @@ from src.models.dlrm.embeddings import Rule
 from src.models.dlrm.fast.cross import FastCrossNet  # noqa: F401  # imports its kernels
 from src.models.dlrm.fast.embeddings import FastEmbeddings
 from src.models.dlrm.fast.interaction import FastDot  # noqa: F401
-from src.models.dlrm.fast.loss import bce  # noqa: F401
 from src.models.dlrm.fast.mlp import FastMLP  # noqa: F401
 from tests.support.dlrm_kernels import (
-    assert_loss_is_torchs,
     cross_layers,
     dot,
     dot_of_rows,
     layers,
-    loss_of,
     narrow_look_up,
     update_of_parts,
     updated,
@@ -135,16 +132,6 @@ def test_a_first_layers_kernel_agrees_with_its_other_way(
     assert error(actual[0], of_bias) < 5e-5
     assert error(actual[1], masked.double().T @ x[:, :inputs].double()) < 5e-5
     assert error(actual[1], mlp.product(masked.t(), x)[:, :inputs]) < 5e-5
-
-
-@pytest.mark.parametrize("rows", [1, 5000, 65_536, 262_147])
-def test_the_loss_agrees_with_float64(rows: int, fused: Any) -> None:
-    difference = loss_of(fused.loss, rows, CUDA)
-    assert difference.largest < 2e-6, difference
-
-
-def test_infinite_and_large_logits_give_what_torch_gives(fused: Any) -> None:
-    assert_loss_is_torchs(fused.loss, CUDA)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])

@@ -66,7 +66,7 @@ def precision(request: pytest.FixtureRequest) -> Iterator[Precision]:
 
 @pytest.fixture(scope="module")
 def fused() -> Any:
-    for name in ("contraction", "edges", "linear", "norm", "pooling", "radial", "rotations"):
+    for name in ("contraction", "edges", "linear", "norm", "radial", "rotations"):
         import_module(f"{fast.__name__}.{name}")
     return fast
 

@@ -13,14 +13,14 @@ from src.gpu import triton_helpers as shared
 from src.gpu.replace import Kernels, replace_submodules
 from src.models.se3_transformer import ConvSE3, Fiber, Geometry, SE3TransformerPooled, energy_and_forces, fast
 from src.models.se3_transformer.attention import AttentionBlockSE3
-from src.models.se3_transformer.fast import contraction, edges, linear, norm, pooling, radial, rotations
+from src.models.se3_transformer.fast import contraction, edges, linear, norm, radial, rotations
 from src.models.se3_transformer.fast.conv import kernels_for
 from tests.support.kernel_differences import error, random
 from tests.support.se3_small import padded, random_features, random_graph
 
 pytestmark = pytest.mark.slow
 
-MODULES = contraction, edges, linear, norm, pooling, radial, rotations
+MODULES = contraction, edges, linear, norm, radial, rotations
 
 
 @pytest.fixture

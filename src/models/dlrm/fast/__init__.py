@@ -4,16 +4,9 @@
 - `interaction`: the products of all pairs of vectors, and their gradients.
 - `cross`: DCNv2's cross layers.
 - `mlp`: a whole MLP as one differentiable function.
-- `loss`: the mean cross entropy of logits in a training, with `mlp` in `execution.kernels`.
 """
 
-from collections.abc import Callable
-
-from torch import Tensor
-from torch.nn import functional as F
-
 from src.gpu.replace import Kernels, Replacements, replace_submodules
-from src.gpu.triton_helpers import package
 from src.models.dlrm.embeddings import PlainEmbeddings
 from src.models.dlrm.mlp import MLP
 from src.models.dlrm.network import DLRM, CrossNet, Dot
@@ -30,13 +23,6 @@ REPLACEMENTS: Replacements = {
     },
     "mlp": {MLP: f"{__name__}.mlp:FastMLP"},
 }
-
-
-def loss_by(kernels: Kernels) -> Callable[[Tensor, Tensor], Tensor]:
-    """Returns the mean cross entropy of logits: by kernels, or torch's where these are not wanted or cannot be."""
-    is_wanted = kernels == "auto" or (kernels != "off" and "mlp" in kernels)
-    module = package(f"{__name__}.loss") if is_wanted else None
-    return F.binary_cross_entropy_with_logits if module is None else module.bce
 
 
 def accelerate(network: DLRM, kernels: Kernels = "auto") -> DLRM:

@@ -4,7 +4,6 @@
 - `attention`: attention blocks whose messages stay in these frames. Without `conv` the blocks are the plain ones.
 - `norm`, `linear`: NormSE3 and LinearSE3, each as one kernel.
 - `radial`: the hidden layers of a radial network as one kernel.
-- `pooling`: the maximum over a molecule's nodes as one kernel.
 """
 
 from typing import TypeVar
@@ -15,7 +14,6 @@ from src.models.se3_transformer.conv import ConvSE3
 from src.models.se3_transformer.linear import LinearSE3
 from src.models.se3_transformer.network import SE3Transformer, SE3TransformerPooled
 from src.models.se3_transformer.norm import NormSE3
-from src.models.se3_transformer.pooling import Pool
 from src.models.se3_transformer.radial import HiddenLayers
 
 REPLACEMENTS: Replacements = {
@@ -24,7 +22,6 @@ REPLACEMENTS: Replacements = {
     "norm": {NormSE3: f"{__name__}.norm:FastNormSE3"},
     "linear": {LinearSE3: f"{__name__}.linear:FastLinearSE3"},
     "radial": {HiddenLayers: f"{__name__}.radial:FastHiddenLayers"},
-    "pooling": {Pool: f"{__name__}.pooling:FastPool"},
 }
 Network = TypeVar("Network", SE3Transformer, SE3TransformerPooled)
 
