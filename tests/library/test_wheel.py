@@ -149,7 +149,8 @@ def test_the_five_scripts_of_the_guide(library: Path, tmp_path: Path) -> None:
         printed[name] = run_command([*starting, name], tmp_path, **where)
     labels = (tmp_path / "labels.csv").read_text().splitlines()
     assert [line.split(",")[1] for line in labels] == ["label", "sport", "food"]
-    assert [line.split()[0] for line in printed["load.py"].splitlines()] == ["sport", "food", "DistilBert"]
+    first = [line.split()[0] for line in printed["load.py"].splitlines()]
+    assert first[:2] == ["sport", "food"] and first[2].removeprefix("Fast") == "DistilBert"
     assert "p_core" in printed["measuring.py"] and "host's monotonic clock" in printed["measuring.py"]
     assert "greatest difference 0" in printed["export.sh"]
     code = "import reprise; print(*reprise.from_pretrained('exported', device='cpu')(['soup with bread']).labels)"
