@@ -57,7 +57,11 @@ class Exchange(ABC):
     """Moves ids, vectors and gradients between ranks that hold tables and ranks that have samples.
 
     All ranks call each method, in the same order.
+
+    leaves_replicated: whether `vectors` leaves those of replicated tables to `add_replicated`.
     """
+
+    leaves_replicated = False
 
     def __init__(self, tables: TableShards) -> None:
         self.tables = tables
@@ -88,7 +92,7 @@ class Exchange(ABC):
     def vectors(self, lookup: LookupIds, dtype: torch.dtype) -> Float[Tensor, "batch tables {self.dim}"]:
         """Looks up all ranks' ids of the tables held here and returns the vectors of this rank's samples.
 
-        The vectors of replicated tables may be missing; `add_replicated` fills them in.
+        Those of replicated tables are missing where it `leaves_replicated`.
         """
 
     def add_replicated(self, lookup: LookupIds, vectors: Float[Tensor, "batch tables {self.dim}"]) -> None:

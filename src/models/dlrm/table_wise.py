@@ -5,6 +5,7 @@ graph can hold a whole step with its exchanges. Small tables are replicated and 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -94,12 +95,8 @@ class TableWiseTables:
                 return [Piece(slice(0, len(values)), slice(0, self.dim), values)]
         return []
 
-    def start_lookup(self, ids: Int32[Tensor, " ids"], batch: int, dtype: torch.dtype) -> Callable[[], Tensor]:
-        """Starts the lookup and its exchange on a side stream.
-
-        Returns a function that joins the side stream and returns the vectors [batch, tables, dim]. Their backward pass
-        calls `send_gradients`.
-        """
+    def start_lookup(self, ids: Int32[Tensor, " ids"], batch: int, dtype: torch.dtype) -> "SentLookup":
+        """Starts the lookup and its exchange on a side stream."""
         grad, spans = torch.is_grad_enabled(), self.shards.spans(batch)
         replicated = torch.cat([ids[:0], *(ids[spans[number]] for number in self.replicated)])
         replicated_order = self.replicas.row_order(replicated, batch) if len(replicated) else None
@@ -110,17 +107,7 @@ class TableWiseTables:
             with torch.no_grad():
                 vectors = self.exchange.vectors(lookup, dtype)
 
-        def finish() -> Tensor:
-            with torch.no_grad():
-                self.exchange.add_replicated(lookup, vectors)
-            if not grad:
-                self.side_stream.join()
-                return vectors
-            with self.waiting():
-                self.side_stream.join()
-            return Vectors.apply(self, lookup, vectors, self.anchor)  # type: ignore[return-value]
-
-        return finish
+        return SentLookup(self, ids, lookup, vectors, grad)
 
     def gradient_slots(self) -> GradientSlots | None:
         return self.exchange.gradient_slots()
@@ -162,6 +149,34 @@ class TableWiseTables:
                 with self.waiting():
                     gradients.average_work.wait()
                 self.replicas.apply_sums(rate, found_inf, scale)
+
+
+@dataclass(frozen=True)
+class SentLookup:
+    """A lookup whose exchange has begun. A call waits for it and returns the vectors [batch, tables, dim].
+
+    Their backward pass calls `send_gradients`. Some interactions read the rows of replicated tables themselves.
+    """
+
+    tables: TableWiseTables
+    ids: Int32[Tensor, " ids"]  # of all tables
+    lookup: LookupIds
+    vectors: Tensor
+    grad: bool
+
+    def __call__(self) -> Float[Tensor, "batch tables dim"]:
+        with torch.no_grad():
+            self.tables.exchange.add_replicated(self.lookup, self.vectors)
+        return self.without_replicated()
+
+    def without_replicated(self) -> Float[Tensor, "batch tables dim"]:
+        """Returns the vectors; where the exchange leaves those of replicated tables out, these are any numbers."""
+        if not self.grad:
+            self.tables.side_stream.join()
+            return self.vectors
+        with self.tables.waiting():
+            self.tables.side_stream.join()
+        return Vectors.apply(self.tables, self.lookup, self.vectors, self.tables.anchor)  # type: ignore[return-value]
 
 
 class HeldTables(PlainEmbeddings):

@@ -59,3 +59,28 @@ def test_ids_are_copied_to_the_ranks_that_hold_the_rows() -> None:
     kernels.send_ids(ids, [slice(100, 3000), slice(3000, 3001)], [received[2000:], received[7:]])
     assert torch.equal(received[2000:4900], ids[100:3000]) and received[7] == 3000
     assert int((received >= 0).sum()) == 2901
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_rows_are_read_beside_vectors_to_the_bit(dtype: torch.dtype) -> None:
+    """Tables 0 and 2 are read by their rows. Their vectors, which no lookup wrote, and the rows' neighbours are NaN."""
+    samples, cardinalities, dim = 6, (20, 7, 3), 16
+    random = torch.Generator().manual_seed(1)
+    dense = torch.randn(samples, dim, generator=random).to(dtype)
+    weights = [torch.randn(rows, dim, generator=random).to(dtype) for rows in cardinalities]
+    ids = torch.stack([torch.randint(rows, (samples,), generator=random) for rows in cardinalities]).int()
+    vectors = torch.stack([weight[number] for weight, number in zip(weights, ids, strict=True)], 1)
+    torn = vectors.clone()
+    torn[:, [0, 2]] = torch.nan
+    gap = torch.full((1, dim), torch.nan, dtype=dtype)
+    rows = interaction.Rows(torch.cat([gap, weights[2], weights[0], gap]), torch.tensor([4, -1, 1]), ids)
+    results = []
+    for sparse, read in (vectors, None), (torn, rows):
+        d, overflow, memory = dense.clone().requires_grad_(), torch.zeros(()), torch.zeros(3, samples, dim, dtype=dtype)
+        slots = GradientSlots(memory, torch.arange(3) * samples * dim)
+        features = interaction.dot_features(d, sparse.requires_grad_(), overflow, slots, read)
+        features.backward(torch.linspace(-1, 1, features.numel()).view_as(features).to(dtype))
+        assert d.grad is not None
+        results.append((features.detach(), d.grad, memory, overflow))
+    for whole, partly in zip(*results, strict=True):
+        assert torch.equal(whole, partly) and whole.isfinite().all()

@@ -8,12 +8,13 @@ from jaxtyping import Float, Int32
 from torch import Tensor
 
 from src.gpu.triton_helpers import can_take, launch, power_of_2, precision, working_dtype
-from src.models.dlrm.embeddings import Embeddings, GradientSlots, Lookup, Pending
+from src.models.dlrm.embeddings import Embeddings, GradientSlots, Lookup, Pending, whole
 from src.models.dlrm.fast import interaction_triton as kernels
 from src.models.dlrm.fast.embeddings import FastEmbeddings
-from src.models.dlrm.fast.tables import addresses
+from src.models.dlrm.fast.tables import addresses, cached_tensor
 from src.models.dlrm.interaction import padded
 from src.models.dlrm.network import Dense, Dot, Features, Sparse
+from src.models.dlrm.table_wise import SentLookup
 
 MAX_ELEMENTS = 64 * 256  # of a sample's vectors: as many as the registers of one program hold
 WARPS = 1  # and one sample a program: on an H200 faster than 2 or 4 of either
@@ -33,23 +34,30 @@ def sizes(num_tables: int, dim: int) -> tuple[int, int]:
     return max(16, power_of_2(num_tables + 1)), max(16, power_of_2(dim))
 
 
+class Rows(NamedTuple):
+    """Tables whose rows the kernels read."""
+
+    rows: Tensor  # in the place of a lookup's vectors any of the tables, beside these the tables one after the other
+    places: Tensor  # the tables' addresses; beside vectors their first rows, -1 for tables that have vectors
+    ids: Tensor  # [tables, samples]
+
+
 class Operands(NamedTuple):
-    """The kernels' first arguments: the dense vectors, and the tables' vectors or their rows."""
+    """The kernels' first arguments: the dense vectors, and the tables' vectors or rows, or some of both."""
 
     dense: Tensor
-    sparse: Tensor  # if `ids` is a tensor, any of the tables
-    pointers: Tensor | None
-    ids: Tensor | None
+    sparse: Tensor | None
+    rows: Rows | None
     tables: int
 
     def launch(self, kernel: Any, *arguments: Any, features: int, **more: Any) -> None:
         """Runs a kernel, one program for each sample."""
         samples, dim = self.dense.shape
         rows, width = sizes(self.tables, dim)
-        dtype, gathered = self.dense.dtype, self.ids is not None
+        dtype, gathered = self.dense.dtype, self.sparse is None
         launch(
-            kernel, (samples,), *self[:4], *arguments, samples,
-            GATHERED=gathered, TABLES=self.tables, DIM=dim, FEATURES=features, ROWS=rows, WIDTH=width,
+            kernel, (samples,), self.dense, self.sparse, *(self.rows or (None,) * 3), *arguments, samples,
+            TABLES=self.tables, DIM=dim, FEATURES=features, ROWS=rows, WIDTH=width,
             PRECISION=precision(dtype),
             # Triton's interpreter multiplies bfloat16 incorrectly.
             UPCAST=dtype == torch.bfloat16 and not self.dense.is_cuda,
@@ -83,8 +91,8 @@ class Operands(NamedTuple):
 class FastDot(Dot):
     """The products as one function, whose backward kernel looks for overflows and writes to the slots, if any.
 
-    Where one rank holds all tables and a sample has one id of each, the kernels read the rows themselves: no lookup
-    writes the vectors, neither for the forward nor for the backward pass.
+    Where a sample has one id of each table, the kernels read the rows of tables that the rank holds whole themselves:
+    no lookup writes these vectors, neither for the forward nor for the backward pass.
     """
 
     takes_lookup = True
@@ -93,13 +101,16 @@ class FastDot(Dot):
         embeddings.kernel_sets_overflow = True
         if GATHERED and isinstance(sparse, Lookup) and can_gather(dense, embeddings):
             return gathered_features(dense, embeddings, sparse.ids)  # type: ignore[arg-type]
+        rows = None
+        if GATHERED and isinstance(sparse, SentLookup) and can_read_replicated(dense, sparse):
+            sparse, rows = sparse.without_replicated(), replicated_rows(sparse)
         sparse = sparse if isinstance(sparse, Tensor) else sparse()
         _, tables, dim = sparse.shape
         is_supported = dense.dtype == sparse.dtype and supported(tables, dim)
         if not can_take("interaction", sparse, is_supported, tables=tables, dim=dim, dense=dense.dtype):
             embeddings.kernel_sets_overflow = False
             return super().forward(dense, sparse, embeddings)
-        return dot_features(dense, sparse, embeddings.overflow, embeddings.gradient_slots())
+        return dot_features(dense, sparse, embeddings.overflow, embeddings.gradient_slots(), rows)
 
 
 def can_gather(dense: Dense, embeddings: Embeddings) -> bool:
@@ -113,19 +124,44 @@ def can_gather(dense: Dense, embeddings: Embeddings) -> bool:
     )
 
 
+def can_read_replicated(dense: Dense, lookup: SentLookup) -> bool:
+    """Returns whether the kernels can read the rows of replicated tables in the place of vectors from a lookup."""
+    (_, tables, dim), replicas = lookup.vectors.shape, lookup.tables.replicas
+    return (
+        lookup.tables.exchange.leaves_replicated
+        and isinstance(replicas, FastEmbeddings)
+        and replicas.takes_tables()
+        and all(placement.table.hotness == 1 for placement in lookup.tables.plan)
+        and dense.dtype == lookup.vectors.dtype
+        and can_take("interaction", dense, supported(tables, dim))
+    )
+
+
+def replicated_rows(lookup: SentLookup) -> Rows:
+    """Returns the replicated tables in the dtype of the vectors: they are small, and are copied anew in each step."""
+    tables, vectors = lookup.tables, lookup.vectors
+    first, places = 0, [-1] * len(tables.plan)
+    for number in tables.replicated:
+        places[number], first = first, first + tables.plan[number].table.cardinality
+    rows = whole(list(tables.replicas.weights)).detach().to(vectors.dtype)
+    return Rows(rows, cached_tensor(tuple(places), torch.int64, vectors.device), lookup.ids)
+
+
 class DotFeatures(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, dense: Tensor, sparse: Tensor, overflow: Tensor, slots: GradientSlots | None) -> Tensor:
+    def forward(
+        ctx: Any, dense: Tensor, sparse: Tensor, overflow: Tensor, slots: GradientSlots | None, rows: Rows | None
+    ) -> Tensor:
         dense, sparse = dense.contiguous(), sparse.contiguous()
-        ctx.save_for_backward(dense, sparse)
+        ctx.save_for_backward(dense, sparse, *(rows or ()))
         ctx.overflow, ctx.slots = overflow, slots
-        return Operands(dense, sparse, None, None, sparse.shape[1]).products()
+        return Operands(dense, sparse, rows, sparse.shape[1]).products()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        dense, sparse = ctx.saved_tensors
-        operands = Operands(dense, sparse, None, None, sparse.shape[1])
-        return *operands.gradients(grads[0], ctx.overflow, ctx.slots), None, None
+        dense, sparse, *rows = ctx.saved_tensors
+        operands = Operands(dense, sparse, Rows(*rows) if rows else None, sparse.shape[1])
+        return *operands.gradients(grads[0], ctx.overflow, ctx.slots), None, None, None
 
 
 class GatheredFeatures(torch.autograd.Function):
@@ -152,7 +188,7 @@ class GatheredFeatures(torch.autograd.Function):
 def rows_of(dense: Tensor, embeddings: FastEmbeddings, ids: Tensor) -> Operands:
     """Returns operands that are rows of the tables."""
     weights = list(embeddings.weights)
-    return Operands(dense, weights[0], addresses(weights), ids, len(weights))
+    return Operands(dense, None, Rows(weights[0], addresses(weights), ids), len(weights))
 
 
 def gathered_features(
@@ -171,10 +207,11 @@ def dot_features(
     sparse: Float[Tensor, "batch tables dim"],
     overflow: Float[Tensor, ""],
     slots: GradientSlots | None = None,
+    rows: Rows | None = None,
 ) -> Float[Tensor, "batch features"]:
     """See `src.models.dlrm.interaction.dot_features`; both inputs have one dtype.
 
     The backward pass sets `overflow` to 1 if a gradient is infinite or NaN and never resets it. With `slots` it writes
-    the gradient of `sparse` there and returns zeros.
+    the gradient of `sparse` there and returns zeros. Vectors of the tables of `rows` are read there, in both passes.
     """
-    return DotFeatures.apply(dense, sparse, overflow, slots)  # type: ignore[return-value]
+    return DotFeatures.apply(dense, sparse, overflow, slots, rows)  # type: ignore[return-value]

@@ -7,18 +7,23 @@ import triton.language as tl
 
 @triton.jit
 def _vectors(
-    dense, sparse, pointers, ids, samples, sample, row, column,
-    GATHERED: tl.constexpr, TABLES: tl.constexpr, DIM: tl.constexpr, UPCAST: tl.constexpr,
+    dense, sparse, rows, places, ids, samples, sample, row, column,
+    TABLES: tl.constexpr, DIM: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Returns [ROWS, WIDTH]: the dense vector, the tables' vectors, zeros; see `dot`."""
     is_column, is_table = (column < DIM)[None, :], (row >= 1) & (row <= TABLES)
-    if GATHERED:
-        table = tl.load(pointers + row - 1, mask=is_table, other=0)
-        begin = tl.multiple_of(table.to(tl.pointer_type(sparse.dtype.element_ty)), 16)
-        number = tl.load(ids + (row - 1) * samples.to(tl.int64) + sample, mask=is_table, other=0)
-        begin += number.to(tl.int64) * DIM
+    if rows is not None:
+        begins = tl.load(places + row - 1, mask=is_table, other=-1)
+        is_row = is_table & (begins >= 0)
+        number = tl.load(ids + (row - 1) * samples.to(tl.int64) + sample, mask=is_row, other=0)
+    if sparse is None:
+        begin = tl.multiple_of(begins.to(tl.pointer_type(rows.dtype.element_ty)), 16) + number.to(tl.int64) * DIM
     else:
         begin = sparse + sample * (TABLES * DIM) + (row - 1) * DIM
+        if rows is not None:
+            of_rows = rows + (begins + number) * DIM
+            begin = tl.where(is_row, of_rows.to(tl.int64), begin.to(tl.int64))
+            begin = tl.multiple_of(begin.to(tl.pointer_type(rows.dtype.element_ty)), 16)
     of_tables = tl.load(begin[:, None] + column[None, :], mask=is_table[:, None] & is_column, other=0.0)
     of_tables = of_tables.to(dense.dtype.element_ty)
     offset = sample * DIM + column[None, :] + row[:, None] * 0
@@ -29,18 +34,19 @@ def _vectors(
 
 @triton.jit
 def dot(
-    dense, sparse, pointers, ids, out, samples,
-    GATHERED: tl.constexpr, TABLES: tl.constexpr, DIM: tl.constexpr, FEATURES: tl.constexpr, ROWS: tl.constexpr,
+    dense, sparse, rows, places, ids, out, samples,
+    TABLES: tl.constexpr, DIM: tl.constexpr, FEATURES: tl.constexpr, ROWS: tl.constexpr,
     WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Writes `out` [samples, FEATURES]: the dense vector, the strictly lower triangle of V V^T row by row, zeros.
 
-    The tables' vectors are `sparse` [samples, TABLES, DIM]. If GATHERED, they are the rows `ids` [TABLES, samples] of
-    the tables at addresses `pointers`, and `sparse` is any of the tables, for their dtype.
+    The tables' vectors are `sparse` [samples, TABLES, DIM]; or, without it, rows `ids` [TABLES, samples] of tables at
+    the addresses `places`, and `rows` is any of the tables, for their dtype. With both, those of a table that begins at
+    row `places[table]` of `rows` are read there; -1 for other tables.
     """
     row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     sample = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)  # the last ones first, as in `mlp_triton`
-    v = _vectors(dense, sparse, pointers, ids, samples, sample, row, column, GATHERED, TABLES, DIM, UPCAST)
+    v = _vectors(dense, sparse, rows, places, ids, samples, sample, row, column, TABLES, DIM, UPCAST)
     products = tl.dot(v, tl.trans(v), input_precision=PRECISION)
     begin = out + sample * FEATURES
     i, j = row[:, None], row[None, :]
@@ -53,8 +59,8 @@ def dot(
 
 @triton.jit
 def dot_backward(
-    dense, sparse, pointers, ids, grad, grad_dense, grad_sparse, targets, overflow, samples,
-    GATHERED: tl.constexpr, SPREAD: tl.constexpr, TABLES: tl.constexpr, DIM: tl.constexpr, FEATURES: tl.constexpr,
+    dense, sparse, rows, places, ids, grad, grad_dense, grad_sparse, targets, overflow, samples,
+    SPREAD: tl.constexpr, TABLES: tl.constexpr, DIM: tl.constexpr, FEATURES: tl.constexpr,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
     """Writes `grad_sparse` [TABLES, samples, DIM]; sets `overflow` to 1 if a gradient is not finite in its dtype.
@@ -75,7 +81,7 @@ def dot_backward(
         table = begin_of_table + sample * DIM
     else:
         table = ((row - 1) * samples.to(tl.int64) + sample) * DIM
-    v = _vectors(dense, sparse, pointers, ids, samples, sample, row, column, GATHERED, TABLES, DIM, UPCAST)
+    v = _vectors(dense, sparse, rows, places, ids, samples, sample, row, column, TABLES, DIM, UPCAST)
     direct = tl.load(begin + column[None, :] + row[:, None] * 0, mask=(row[:, None] == 0) & is_column, other=0.0)
     gradient = tl.dot(symmetric, v, direct.to(tl.float32), input_precision=PRECISION)
     is_finite = tl.abs(gradient) <= LARGEST  # false for NaN, too

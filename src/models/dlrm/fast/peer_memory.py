@@ -41,6 +41,8 @@ class IdBuffers:
 class PeerMemoryExchange(Exchange):
     """`Exchange` through memory that the GPUs of one machine share."""
 
+    leaves_replicated = True
+
     @classmethod
     def if_supported(cls, tables: TableShards) -> "PeerMemoryExchange | None":
         """Returns the exchange if every rank supports it, otherwise None."""
