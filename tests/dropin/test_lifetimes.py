@@ -96,10 +96,10 @@ def test_results_that_are_held_and_given_back_stay(device: str) -> None:
         ours, theirs = [input_of(device)], [input_of(device)]
         for _ in range(6):
             ours.append(network(ours[-1]))
-            theirs.append(plain(theirs[-1]))
+            theirs.append(plain(ours[-2]))  # of the same input: many layers in turn enlarge what is rounded
         assert captures(network) == 1
         ours.append(network(ours[-1][:, :]) + ours[-1])
-        theirs.append(plain(theirs[-1]) + theirs[-1])
+        theirs.append(plain(ours[-2]) + ours[-2])
     assert_close(ours, theirs)
 
 

@@ -14,8 +14,6 @@ from src.gpu.replace import Kernels
 from src.models.se3_transformer import Fiber, SE3TransformerPooled, fast
 from src.models.se3_transformer.fast.conv import kernels_for
 from src.models.se3_transformer.fast.frames import EdgeLayout, edge_rotations, wigner
-from src.models.se3_transformer.pooling import pool
-from tests.support import kernel_differences
 from tests.support.kernel_differences import error, random
 from tests.support.se3_kernels import (
     attention,
@@ -248,10 +246,3 @@ def test_edge_matrices_equal_plain_torch(max_degree: int, precision: Precision, 
     matrices = fused.rotations.edge_matrices(vectors, max_degree, precision.dtype)
     expected = wigner(edge_rotations(vectors.double()), max_degree)
     assert error(matrices, expected) < {torch.float16: 1e-3, torch.bfloat16: 8e-3}.get(precision.dtype, 1e-5)
-
-
-def test_maxima_equal_plain_torch(precision: Precision, fused: Any, graph: Graph) -> None:
-    features = random(len(graph.positions), 128, seed=1).mul(2).round().to(CUDA, precision.dtype)  # with ties
-    value, (gradient,) = kernel_differences.outcome(lambda x: fused.pooling.maximum(x, graph.graph_ptr), [features])
-    expected, (expected_gradient,) = kernel_differences.outcome(lambda x: pool(x, graph.graph_ptr, "max"), [features])
-    assert torch.equal(value, expected) and torch.equal(gradient, expected_gradient)
