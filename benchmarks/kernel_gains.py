@@ -1,4 +1,7 @@
-"""What each kernel and execution option wins: training steps with it, and with plain torch in its place. Needs a GPU.
+"""What each kernel and execution option wins: steps with it, and with plain torch in its place. Needs a GPU.
+
+Steps are of training, or batches of generation and prediction. `MODEL by torch.compile` is the plain network, compiled
+with max-autotune, which takes minutes.
 
 python -m benchmarks.kernel_gains OUT [PATTERN ...] [option=value ...]     runs what matches, for example 'dlrm*'
 python -m benchmarks.kernel_gains OUT                                      prints the table of the runs in OUT
@@ -23,6 +26,7 @@ from torch.nn import functional as F
 
 from benchmarks.dlrm_kernels import CARDINALITIES, HOTNESS, MAX_ROWS
 
+PREDICTED = ["logger=none", "benchmark=true", "precision=amp"]
 BARE = [
     "logger=none",
     "callbacks=bare",
@@ -47,7 +51,10 @@ MODELS = {
         "precision=amp",
     ],
     "quality": ["experiment=moflow_quality"],
+    "generation": ["model=moflow", "batch_size=2048", "num_samples=204800"],
+    "prediction": ["model=se3_transformer", "batch_size=240", "num_samples=48000", "datamodule.predict=train"],
 }
+INFERENCE = "generation", "prediction"
 NAMES = {  # of execution.kernels
     "moflow": ("conv", "graph_conv", "atom_flow", "bond_flow", "adam"),
     "se3": ("conv", "attention", "norm", "linear", "radial", "adam"),
@@ -57,7 +64,10 @@ NAMES = {  # of execution.kernels
     "mobilenet": ("body", "sgd"),
     "dcnv2": ("tables", "interaction", "mlp", "adagrad"),
     "quality": ("conv", "graph_conv", "atom_flow", "bond_flow", "discrepancy", "adam"),
+    "generation": ("conv", "graph_conv", "atom_flow", "bond_flow"),
+    "prediction": ("conv", "attention", "norm", "linear", "radial"),
 }
+AUTOTUNED = {"mode": "max-autotune-no-cudagraphs", "dynamic": False}
 PACKED = ("datamodule.length=null", "datamodule.padding=packed")
 SE3, DISTILBERT, MOBILENET = (f"src.models.{name}" for name in ("se3_transformer", "distilbert", "mobilenet_v1"))
 
@@ -72,6 +82,14 @@ class Piece(NamedTuple):
 def never(*arguments: Any, **options: Any) -> Any:
     """In place of a question whether kernels can be used."""
     return None
+
+
+def compile_whole(task: Any) -> None:
+    task.network.compile(**AUTOTUNED)
+
+
+def compile_steps(task: Any) -> None:
+    task.network.compile_steps(**AUTOTUNED)
 
 
 def transposed(x: Tensor, length: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -242,6 +260,18 @@ PIECES = {
     "mobilenet without precompile": Piece(replaced={f"{MOBILENET}.fast.precompile.compile_all": never}),
     "dcnv2": Piece(),
     "quality": Piece(),
+    "generation": Piece(),
+    "prediction": Piece(),
+    "prediction without rotations": Piece(replaced={f"{SE3}.fast.frames.package": never}),
+    **{
+        f"{model} by torch.compile": Piece(
+            ("execution.kernels=off", "execution.compile=on"),
+            {"src.models.moflow.task.MoFlowTask.compile_network": compile_steps}
+            if model == "moflow"
+            else {"src.training.task.Task.compile_network": compile_whole},
+        )
+        for model in ("moflow", "se3", "dlrm", "distilbert", "mobilenet")
+    },
     **{
         f"{run} without {name}": Piece(
             (
@@ -257,12 +287,20 @@ PIECES = {
         for model in ("moflow", "dlrm", "dcnv2", "distilbert")
     },
     "distilbert packed without products": Piece((*PACKED, "execution.products=off")),
-    **{f"{model} without unordered sums": Piece(("execution.deterministic=true",)) for model in MODELS},
+    **{
+        f"{model} without unordered sums": Piece(("execution.deterministic=true",))
+        for model in MODELS
+        if model not in INFERENCE
+    },
 }
 
 
 def base_of(name: str) -> str:
-    return name.split(" without ")[0]
+    return name.split(" without ")[0].split(" by ")[0]
+
+
+def program_of(name: str) -> str:
+    return "predict.py" if name.split()[0] in INFERENCE else "train.py"
 
 
 def replace(path: str, function: Any) -> None:
@@ -274,11 +312,11 @@ def replace(path: str, function: Any) -> None:
 
 
 def run_without(name: str, arguments: list[str]) -> None:
-    """Runs train.py in this process."""
+    """Runs train.py or predict.py in this process."""
     for path, function in PIECES[name].replaced.items():
         replace(path, function)
-    sys.argv = ["train.py", *arguments]
-    runpy.run_path("train.py", run_name="__main__")
+    sys.argv = [program_of(name), *arguments]
+    runpy.run_path(program_of(name), run_name="__main__")
 
 
 def table(out: Path) -> None:
@@ -288,8 +326,9 @@ def table(out: Path) -> None:
         path = out / name.replace(" ", "_") / "result.json"
         if path.exists():
             record = json.loads(path.read_text())
-            seconds[name], steady = record["e2e_time_s"], record["steady"]
-            steps[name] = steady and 1e3 * steady["step_time_s"]["p50"]
+            seconds[name], steady = record["e2e_time_s"], record.get("steady")
+            latency = record["latency_s"] if record["kind"] == "predict" else steady and steady["step_time_s"]
+            steps[name] = latency and 1e3 * latency["p50"]
     print("| | ms a step | longer by | s in all |\n|---|--:|--:|--:|")
     for name, step in steps.items():
         base = steps.get(base_of(name))
@@ -304,7 +343,8 @@ def main(out: Path, arguments: list[str]) -> None:
         if not any(fnmatch(name, pattern) for pattern in patterns):
             continue
         folders = f"output_dir={out / name.replace(' ', '_')}", f"output_root={out / 'hydra'}"
-        words = [*BARE, *MODELS[name.split()[0]], *PIECES[name].options, *folders, *options]
+        bare = PREDICTED if program_of(name) == "predict.py" else BARE
+        words = [*bare, *MODELS[name.split()[0]], *PIECES[name].options, *folders, *options]
         command = [sys.executable, "-m", "benchmarks.kernel_gains", "run", name, *words]
         ended = subprocess.run(command, capture_output=True, text=True)
         print(name, "done" if ended.returncode == 0 else ended.stdout[-1500:] + ended.stderr[-3000:], flush=True)

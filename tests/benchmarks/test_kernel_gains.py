@@ -5,7 +5,7 @@ from pkgutil import resolve_name
 import pytest
 from hydra.utils import get_class
 
-from benchmarks.kernel_gains import MODELS, PIECES
+from benchmarks.kernel_gains import MODELS, PIECES, program_of
 from tests.support.composing import composed
 
 NAMED = {name: piece for name, piece in PIECES.items() if "execution.kernels=[" in " ".join(piece.options)}
@@ -13,7 +13,8 @@ NAMED = {name: piece for name, piece in PIECES.items() if "execution.kernels=[" 
 
 @pytest.mark.parametrize("name", NAMED)
 def test_kernels_that_a_run_keeps_are_the_models(name: str) -> None:
-    config = composed("train", *MODELS[name.split()[0]], *NAMED[name].options)
+    program = program_of(name).removesuffix(".py")
+    config = composed(program, *MODELS[name.split()[0]], *NAMED[name].options)
     ours = get_class(config.model.task._target_).replacements  # type: ignore[attr-defined]
     optimisers = {"adam", "sgd", "adagrad", "deferred_rows"}
     assert {*config.execution.kernels} <= {*ours, *optimisers}
