@@ -82,6 +82,11 @@ def cast(weights: Sequence[Tensor], dtype: torch.dtype, make: Callable[[], tuple
     return (_active or WeightCopies()).value_of(weights, dtype, make)
 
 
+def are_kept() -> bool:
+    """Returns whether `cast` keeps copies."""
+    return _active is not None
+
+
 def cast_each(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Returns weights in `dtype`: kept copies, or cast in one launch; weights of that dtype as they are."""
     if all(weight.dtype == dtype for weight in weights):

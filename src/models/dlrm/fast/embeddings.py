@@ -7,8 +7,9 @@ import torch
 from jaxtyping import Float, Int32
 from torch import Tensor
 
+from src.gpu import weight_copies
 from src.gpu.triton_helpers import can_take, lacks
-from src.models.dlrm.embeddings import Pending, PlainEmbeddings
+from src.models.dlrm.embeddings import Pending, PlainEmbeddings, whole
 from src.models.dlrm.fast import tables
 from src.models.dlrm.fast.peer_memory import PeerMemoryExchange
 from src.models.dlrm.sharded import ShardedEmbeddings
@@ -38,11 +39,25 @@ class FastEmbeddings(PlainEmbeddings):
             return super().look_up(ids, batch, dtype)
         return tables.look_up(list(self.weights), self.tables, ids, batch, dtype, self.room)
 
+    def tables_to_read(self, dtype: torch.dtype) -> list[Tensor]:
+        """Returns the tables, or copies in `dtype`, of which a pass reads half as much: `apply` keeps them equal."""
+        weights = list(self.weights)
+        if not tables.can_be_copied(weights, dtype):
+            return weights
+
+        def make() -> tuple[list[Tensor], list[Tensor]]:
+            copies = torch.empty_like(whole(weights), dtype=dtype).split([len(weight) for weight in weights])
+            return list(copies), list(copies)
+
+        return weight_copies.cast(weights, dtype, make)
+
     def apply(
         self, pending: Sequence[Pending], rate: Tensor, found_inf: Tensor | None, loss_scale: Tensor | None
     ) -> None:
+        weights = list(self.weights)
         if any(part.order is None for part in pending):
             super().apply(pending, rate, found_inf, loss_scale)
+            weight_copies.renew(weights)
             return
         part = pending[0] if len(pending) == 1 else self.together(pending)
         rule = tables.Rule(
@@ -52,7 +67,8 @@ class FastEmbeddings(PlainEmbeddings):
             squares=list(self.accumulators.buffers()),
             eps=self.eps,
         )
-        tables.apply(list(self.weights), self.tables, part.order, part.gradient, rule)
+        copies = [copy for copy in map(weight_copies.kept().get, [w.data_ptr() for w in weights]) if copy is not None]
+        tables.apply(weights, self.tables, part.order, part.gradient, rule, whole(copies) if copies else None)
 
     def together(self, pending: Sequence[Pending]) -> Pending:
         """Returns several lookups, with their ids in order, as one."""

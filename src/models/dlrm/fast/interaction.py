@@ -1,6 +1,6 @@
 """The dot interaction as differentiable functions of the kernels in `interaction_triton`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from src.models.dlrm.table_wise import SentLookup
 
 MAX_ELEMENTS = 64 * 256  # of a sample's vectors: as many as the registers of one program hold
 WARPS = 1  # and one sample a program: on an H200 faster than 2 or 4 of either
-# Options of both kernels where they read rows of the tables: registers for 12 programs a multiprocessor.
+# Options of both kernels where they read rows in float32: registers for 12 programs a multiprocessor.
 GATHERED_OPTIONS = {"num_warps": WARPS, "maxnreg": 168}
 GATHERED = True  # whether the kernels read rows of the tables where they can, or vectors that a lookup wrote
 
@@ -54,14 +54,15 @@ class Operands(NamedTuple):
         """Runs a kernel, one program for each sample."""
         samples, dim = self.dense.shape
         rows, width = sizes(self.tables, dim)
-        dtype, gathered = self.dense.dtype, self.sparse is None
+        dtype = self.dense.dtype
+        is_wide = self.rows is not None and self.rows.rows.dtype != dtype
         launch(
             kernel, (samples,), self.dense, self.sparse, *(self.rows or (None,) * 3), *arguments, samples,
             TABLES=self.tables, DIM=dim, FEATURES=features, ROWS=rows, WIDTH=width,
             PRECISION=precision(dtype),
             # Triton's interpreter multiplies bfloat16 incorrectly.
             UPCAST=dtype == torch.bfloat16 and not self.dense.is_cuda,
-            **(GATHERED_OPTIONS if gathered else {"num_warps": WARPS}), **more,
+            **(GATHERED_OPTIONS if is_wide else {"num_warps": WARPS}), **more,
         )  # fmt: skip
 
     def products(self) -> Tensor:
@@ -171,23 +172,22 @@ class GatheredFeatures(torch.autograd.Function):
     def forward(
         ctx: Any, dense: Tensor, embeddings: FastEmbeddings, ids: Tensor, order: Any, *weights: Tensor
     ) -> Tensor:
-        dense = dense.contiguous()
+        dense, read = dense.contiguous(), embeddings.tables_to_read(dense.dtype)
         ctx.save_for_backward(dense, ids)
-        ctx.embeddings, ctx.order = embeddings, order
-        return rows_of(dense, embeddings, ids).products()
+        ctx.embeddings, ctx.order, ctx.read = embeddings, order, read
+        return rows_of(dense, read, ids).products()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (dense, ids), embeddings = ctx.saved_tensors, ctx.embeddings
-        grad_dense, grad_sparse = rows_of(dense, embeddings, ids).gradients(grads[0], embeddings.overflow, None)
+        grad_dense, grad_sparse = rows_of(dense, ctx.read, ids).gradients(grads[0], embeddings.overflow, None)
         if any(ctx.needs_input_grad[4:]):
             embeddings.pending.append(Pending(ids, grad_sparse, ctx.order))
         return grad_dense, *(None,) * (len(ctx.needs_input_grad) - 1)
 
 
-def rows_of(dense: Tensor, embeddings: FastEmbeddings, ids: Tensor) -> Operands:
+def rows_of(dense: Tensor, weights: Sequence[Tensor], ids: Tensor) -> Operands:
     """Returns operands that are rows of the tables."""
-    weights = list(embeddings.weights)
     return Operands(dense, None, Rows(weights[0], addresses(weights), ids), len(weights))
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int, Int32
 from torch import Tensor
 
 from src.batches.clicks import EmbeddingTable
+from src.gpu import weight_copies
 from src.gpu.side_stream import SideStream, side_stream
 from src.gpu.triton_helpers import launch, power_of_2
 from src.models.dlrm.fast import tables_triton as kernels
@@ -21,6 +22,7 @@ CHUNK, HALF_CHUNK, WARPS = 16, 64, 4  # ids of a program; the second one of grad
 REGISTERS = 128  # of a thread with gradients in half precision, so that four programs fit a multiprocessor
 PRECISION = "tf32x3"  # of float32 sums: one factor is 0 or 1, so two of the three TF32 products are exact
 NUMBERING = 1024
+MOST_COPIES = 1 / 8  # of a GPU's memory, for copies of the tables in half precision; 0: none
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,17 @@ def addresses(tensors: Sequence[Tensor]) -> Int[Tensor, " tables"]:
     """Returns the addresses of contiguous tensors of one dtype, on their device."""
     assert all(tensor.dtype == tensors[0].dtype and tensor.is_contiguous() for tensor in tensors)
     return cached_tensor(tuple(tensor.data_ptr() for tensor in tensors), torch.int64, tensors[0].device)
+
+
+def can_be_copied(weights: Sequence[Tensor], dtype: torch.dtype) -> bool:
+    """Returns whether copies of float32 tables in half precision are kept while they train, and fit in memory."""
+    if not weight_copies.are_kept() or dtype.itemsize != 2 or not are_adjacent(weights) or weights[0].shape[1] % 8:
+        return False
+    if any(weight.dtype != torch.float32 for weight in weights):
+        return False
+    device, needed = weights[0].device, sum(map(torch.numel, weights)) * dtype.itemsize
+    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else float("inf")
+    return MOST_COPIES > 0 and needed <= MOST_COPIES * memory
 
 
 def look_up(
@@ -174,8 +187,9 @@ def apply(
     order: RowOrder,
     gradient: Float[Tensor, "batch tables dim"],
     rule: Rule,
+    copies: Float[Tensor, "rows dim"] | None = None,
 ) -> None:
-    """Updates the rows of `order`, of float32 tables, by the sums of their gradients."""
+    """Updates the rows of `order`, of float32 tables, by the sums of their gradients; and those of `copies`, if any."""
     shape, (batch, _, dim) = table_sizes(tables, gradient.device), gradient.shape
     if order.side is not None:
         order.side.join()
@@ -191,7 +205,7 @@ def apply(
         left_values = values.new_empty(2 * chunks, dim, dtype=torch.float32)
         launch(
             kernels.apply_runs, (chunks,), *order[:2], values, *left[:2], left_values,
-            addresses(weights), addresses(squares), weights[0], squares[0],
+            addresses(weights), addresses(squares), weights[0], squares[0], copies,
             shape.offsets, shape.slots, shape.hotness, shape.table_of,
             rule.rate, rule.skip, rule.scale, total, batch, rule.eps,
             FIRST=values.dim() == 3, LAST=chunks == 1, ADAGRAD=bool(rule.squares), ONE_HOT=shape.one_hot,

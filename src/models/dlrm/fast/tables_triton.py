@@ -94,7 +94,7 @@ def _prefetch(pointers, mask):
 @triton.jit
 def apply_runs(
     keys, positions, values, next_keys, next_positions, next_values,
-    pointers, squares, weight_base, square_base, offsets, slots, hotness, table_of, rate, skip, scale,
+    pointers, squares, weight_base, square_base, copies, offsets, slots, hotness, table_of, rate, skip, scale,
     total, batch, eps,
     FIRST: tl.constexpr, LAST: tl.constexpr, ADAGRAD: tl.constexpr, ONE_HOT: tl.constexpr, FLAT: tl.constexpr,
     DIM: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, LINES: tl.constexpr,
@@ -104,6 +104,7 @@ def apply_runs(
 
     `positions` are the ids' positions among all ids, which give table and sample. A key of -1 is no row. A program
     sums the runs of its chunk RUNS at a time, so that it holds registers for rows that it updates, not for each id.
+    `copies` are all tables, one after the other, in another dtype.
     LINES of 128 bytes of each of its rows go to the L2 cache while the gradients are loaded; not in the interpreter.
     """
     column = tl.arange(0, WIDTH)
@@ -168,7 +169,11 @@ def apply_runs(
             new = old_square + true * true
             tl.store(square, new, mask=mask)
             step = step / (tl.sqrt(new) + eps)
-        tl.store(weight, old - step, mask=mask)
+        new_weight = old - step
+        tl.store(weight, new_weight, mask=mask)
+        if copies is not None:
+            copy = copies + row.to(tl.int64)[:, None] * DIM + column[None, :]
+            tl.store(copy, new_weight.to(copies.dtype.element_ty), mask=mask)
         if not LAST:
             target = next_values + left.to(tl.int64) * DIM + column[None, :] + tl.zeros([RUNS, 1], tl.int32)
             tl.store(target, sums, mask=is_head[:, None] & is_column)
