@@ -1,10 +1,12 @@
 """The picture of training between the fastest other code and the chip's limit has every training case with a record."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from src.report.docs import write_docs
 from src.report.in_turn import Comparison, read_comparison
 from src.report.limits import Standing, limits_picture, standings
 from src.report.record import Record, read_record
@@ -51,3 +53,14 @@ def test_the_picture_names_case_and_bound(tmp_path: Path) -> None:
     limits_picture([Standing("dlrm", "batch 8, AMP", 0.64, 0.28, "memory")], "GPU", tmp_path / "limits.png")
     drawn = (tmp_path / "limits.svg").read_text()
     assert "DLRM: batch 8, AMP" in drawn and "64% of memory" in drawn
+
+
+def test_cases_of_another_gpu_have_a_picture_of_their_own(tmp_path: Path) -> None:
+    """Of files in folders of its name, beside those of the pages."""
+    for kind, file in (("records", "mobilenet_v1_train_64_amp.json"), ("beside", "mobilenet_v1_train_64_amp.json")):
+        for folder in (tmp_path / kind, tmp_path / kind / "h200"):
+            folder.mkdir()
+            shutil.copy(RESULTS / kind / file, folder)
+    names = [path.name for path in write_docs(tmp_path)]
+    assert names == ["rows.csv", "beside.csv", "ratios.png", "limits.png", "limits_h200.png"]
+    assert all((tmp_path / name).stat().st_size for name in names)
