@@ -18,8 +18,8 @@ from src.models.dlrm.table_wise import SentLookup
 
 MAX_ELEMENTS = 64 * 256  # of a sample's vectors: as many as the registers of one program hold
 WARPS = 1  # and one sample a program: on an H200 faster than 2 or 4 of either
-# Options of both kernels where they read rows in float32: registers for 12 programs a multiprocessor.
-GATHERED_OPTIONS = {"num_warps": WARPS, "maxnreg": 168}
+WIDE_REGISTERS = 168  # of a thread where both kernels read rows in float32: for 12 programs a multiprocessor
+BACKWARD_REGISTERS = 152  # of a thread of the backward kernel in half precision: for 13 programs
 GATHERED = True  # whether the kernels read rows of the tables where they can, or vectors that a lookup wrote
 
 
@@ -55,14 +55,16 @@ class Operands(NamedTuple):
         samples, dim = self.dense.shape
         rows, width = sizes(self.tables, dim)
         dtype = self.dense.dtype
-        is_wide = self.rows is not None and self.rows.rows.dtype != dtype
+        registers = BACKWARD_REGISTERS if kernel is kernels.dot_backward and dtype.itemsize == 2 else None
+        if self.rows is not None and self.rows.rows.dtype == torch.float32:
+            registers = WIDE_REGISTERS
         launch(
             kernel, (samples,), self.dense, self.sparse, *(self.rows or (None,) * 3), *arguments, samples,
             TABLES=self.tables, DIM=dim, FEATURES=features, ROWS=rows, WIDTH=width,
             PRECISION=precision(dtype),
             # Triton's interpreter multiplies bfloat16 incorrectly.
             UPCAST=dtype == torch.bfloat16 and not self.dense.is_cuda,
-            **(GATHERED_OPTIONS if is_wide else {"num_warps": WARPS}), **more,
+            num_warps=WARPS, maxnreg=registers, **more,
         )  # fmt: skip
 
     def products(self) -> Tensor:

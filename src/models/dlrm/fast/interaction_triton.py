@@ -7,10 +7,10 @@ import triton.language as tl
 
 @triton.jit
 def _vectors(
-    dense, sparse, rows, places, ids, samples, sample, row, column,
+    dense, sparse, rows, places, ids, samples, sample, row, column, last,
     TABLES: tl.constexpr, DIM: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Returns [ROWS, WIDTH]: the dense vector, the tables' vectors, zeros; see `dot`."""
+    """Returns [ROWS, WIDTH]: the dense vector, the tables' vectors, the one at `last` if any, zeros; see `dot`."""
     is_column, is_table = (column < DIM)[None, :], (row >= 1) & (row <= TABLES)
     if rows is not None:
         begins = tl.load(places + row - 1, mask=is_table, other=-1)
@@ -24,12 +24,23 @@ def _vectors(
             of_rows = rows + (begins + number) * DIM
             begin = tl.where(is_row, of_rows.to(tl.int64), begin.to(tl.int64))
             begin = tl.multiple_of(begin.to(tl.pointer_type(rows.dtype.element_ty)), 16)
-    of_tables = tl.load(begin[:, None] + column[None, :], mask=is_table[:, None] & is_column, other=0.0)
-    of_tables = of_tables.to(dense.dtype.element_ty)
-    offset = sample * DIM + column[None, :] + row[:, None] * 0
-    of_dense = tl.load(dense + offset, mask=(row[:, None] == 0) & is_column, other=0.0)
-    both = tl.where(row[:, None] == 0, of_dense, of_tables)
-    return both.to(tl.float32) if UPCAST else both
+    begin_of_other, is_other = dense + sample * DIM + row * 0, row == 0
+    if last is not None:
+        begin_of_other, is_other = tl.where(is_other, begin_of_other, last), is_other | (row == TABLES + 1)
+    if last is not None and begin.dtype.element_ty == dense.dtype.element_ty:
+        begin, is_vector = tl.where(is_other, begin_of_other, begin), row <= TABLES + 1
+        v = tl.load(begin[:, None] + column[None, :], mask=is_vector[:, None] & is_column, other=0.0)
+    else:
+        v = tl.load(begin[:, None] + column[None, :], mask=is_table[:, None] & is_column, other=0.0)
+        mask = is_other[:, None] & is_column
+        others = tl.load(begin_of_other[:, None] + column[None, :], mask=mask, other=0.0)
+        v = tl.where(is_other[:, None], others, v.to(dense.dtype.element_ty))
+    return v.to(tl.float32) if UPCAST else v
+
+
+@triton.jit
+def _larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -46,7 +57,7 @@ def dot(
     """
     row, column = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     sample = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)  # the last ones first, as in `mlp_triton`
-    v = _vectors(dense, sparse, rows, places, ids, samples, sample, row, column, TABLES, DIM, UPCAST)
+    v = _vectors(dense, sparse, rows, places, ids, samples, sample, row, column, None, TABLES, DIM, UPCAST)
     products = tl.dot(v, tl.trans(v), input_precision=PRECISION)
     begin = out + sample * FEATURES
     i, j = row[:, None], row[None, :]
@@ -75,17 +86,26 @@ def dot_backward(
     symmetric = tl.load(begin + DIM + i * (i - 1) // 2 + j, mask=(j < i) & (i <= TABLES), other=0.0)
     if UPCAST:
         symmetric = symmetric.to(tl.float32)
+    # What the dense vector's gradient has besides is one more vector, times 1, if there is room: TF32 would round it.
+    if TABLES + 1 < ROWS and grad.dtype.element_ty != tl.float32:
+        last = begin
+        symmetric = tl.where((row[:, None] == 0) & (row[None, :] == TABLES + 1), 1.0, symmetric)
+    else:
+        last = None
     is_table = (row >= 1) & (row <= TABLES)
     if SPREAD:
         begin_of_table = tl.multiple_of(tl.load(targets + row - 1, mask=is_table, other=0), [16])
         table = begin_of_table + sample * DIM
     else:
         table = ((row - 1) * samples.to(tl.int64) + sample) * DIM
-    v = _vectors(dense, sparse, rows, places, ids, samples, sample, row, column, TABLES, DIM, UPCAST)
-    direct = tl.load(begin + column[None, :] + row[:, None] * 0, mask=(row[:, None] == 0) & is_column, other=0.0)
-    gradient = tl.dot(symmetric, v, direct.to(tl.float32), input_precision=PRECISION)
-    is_finite = tl.abs(gradient) <= LARGEST  # false for NaN, too
-    if tl.min(tl.min(is_finite.to(tl.int32), 1), 0) == 0:
+    v = _vectors(dense, sparse, rows, places, ids, samples, sample, row, column, last, TABLES, DIM, UPCAST)
+    if last is None:
+        direct = tl.load(begin + column[None, :] + row[:, None] * 0, mask=(row[:, None] == 0) & is_column, other=0.0)
+        gradient = tl.dot(symmetric, v, direct.to(tl.float32), input_precision=PRECISION)
+    else:
+        gradient = tl.dot(symmetric, v, input_precision=PRECISION)
+    largest = tl.reduce(tl.reduce(tl.abs(gradient), 1, _larger), 0, _larger)
+    if not largest <= LARGEST:  # true for NaN, too
         tl.store(overflow, 1.0)
     gradient = gradient.to(grad_sparse.dtype.element_ty)
     tl.store(grad_sparse + table[:, None] + column[None, :], gradient, mask=is_table[:, None] & is_column)
