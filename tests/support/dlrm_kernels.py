@@ -29,6 +29,20 @@ def dot(fused: Any, samples: int, tables: int, dim: int, dtype: torch.dtype, dev
     return result
 
 
+def overflow_flags(fused: Any, wrong: float, device: str = "cpu") -> tuple[float, float]:
+    """Returns the flag of the dot interaction's overflows after a gradient of zeros, and after one with `wrong`."""
+    dense = torch.ones(3, 8, device=device).half()
+    sparse = torch.full((3, 2, 8), 4.0, device=device).half().requires_grad_()
+    overflow = torch.zeros((), device=device)
+    features = fused.interaction.dot_features(dense, sparse, overflow)
+    gradient = torch.zeros_like(features)
+    features.backward(gradient, retain_graph=True)
+    before = float(overflow)
+    gradient[2, 8 + 2] = wrong
+    features.backward(gradient)
+    return before, float(overflow)
+
+
 def dot_of_rows(
     fused: Any,
     tables: Sequence[EmbeddingTable],

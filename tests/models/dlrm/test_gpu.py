@@ -21,6 +21,7 @@ from tests.support.dlrm_kernels import (
     dot_of_rows,
     layers,
     narrow_look_up,
+    overflow_flags,
     update_of_parts,
     updated,
 )
@@ -61,13 +62,20 @@ def fused() -> Any:
     return fast
 
 
-@pytest.mark.parametrize(("samples", "tables", "dim"), [(5001, 26, 128), (300, 2, 8), (301, 17, 12), (70, 40, 64)])
+@pytest.mark.parametrize(
+    ("samples", "tables", "dim"), [(5001, 26, 128), (300, 2, 8), (300, 15, 8), (301, 17, 12), (70, 40, 64)]
+)
 def test_dot_agrees_with_float64(
     samples: int, tables: int, dim: int, precision: tuple[torch.dtype, float], fused: Any
 ) -> None:
     dtype, tolerance = precision
     difference = dot(fused, samples, tables, dim, dtype, CUDA)
     assert difference.largest < tolerance, difference
+
+
+@pytest.mark.parametrize("wrong", [float("inf"), float("nan"), 65504.0])
+def test_dot_sets_the_overflow_flag(wrong: float, fused: Any) -> None:
+    assert overflow_flags(fused, wrong, CUDA) == (0, 1)
 
 
 @pytest.mark.parametrize(("samples", "dim", "apart"), [(5001, 128, False), (301, 12, True)])
