@@ -57,7 +57,7 @@ def limits_picture(cases: Sequence[Standing], gpu: str, path: Path) -> None:
 
     Raises UserError where the file cannot be written.
     """
-    models = [name for name in NAMES if any(case.model == name for case in cases)]
+    models = [*NAMES]  # so that a model has one colour in all pictures
     picture = new_picture(8.4, 1.3 + 0.2 * len(cases))
     axes = picture.subplots()
     for height, case in enumerate(cases):
