@@ -18,8 +18,9 @@ from src.models.dlrm.table_wise import SentLookup
 
 MAX_ELEMENTS = 64 * 256  # of a sample's vectors: as many as the registers of one program hold
 WARPS = 1  # and one sample a program: on an H200 faster than 2 or 4 of either
-WIDE_REGISTERS = 168  # of a thread where both kernels read rows in float32: for 12 programs a multiprocessor
-BACKWARD_REGISTERS = 152  # of a thread of the backward kernel in half precision: for 13 programs
+# Registers of a thread at most, as measured on an H200: of both kernels where they read all rows in float32, for 12
+# programs on a multiprocessor; of the backward kernel in half precision, for 13.
+WIDE_REGISTERS, BACKWARD_REGISTERS = 168, 152
 GATHERED = True  # whether the kernels read rows of the tables where they can, or vectors that a lookup wrote
 
 
@@ -56,7 +57,7 @@ class Operands(NamedTuple):
         rows, width = sizes(self.tables, dim)
         dtype = self.dense.dtype
         registers = BACKWARD_REGISTERS if kernel is kernels.dot_backward and dtype.itemsize == 2 else None
-        if self.rows is not None and self.rows.rows.dtype == torch.float32:
+        if self.sparse is None and self.rows is not None and self.rows.rows.dtype == torch.float32:
             registers = WIDE_REGISTERS
         launch(
             kernel, (samples,), self.dense, self.sparse, *(self.rows or (None,) * 3), *arguments, samples,

@@ -40,6 +40,7 @@ def _vectors(
 
 @triton.jit
 def _larger(a, b):
+    """Returns NaN if either is NaN; Triton's interpreter does not."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -86,7 +87,8 @@ def dot_backward(
     symmetric = tl.load(begin + DIM + i * (i - 1) // 2 + j, mask=(j < i) & (i <= TABLES), other=0.0)
     if UPCAST:
         symmetric = symmetric.to(tl.float32)
-    # What the dense vector's gradient has besides is one more vector, times 1, if there is room: TF32 would round it.
+    # The features begin with the dense vector itself. Its gradient from there is added by the product, as one more
+    # vector with the factor 1, which is exact but in TF32. If it is infinite, all are NaN, and `overflow` is set.
     if TABLES + 1 < ROWS and grad.dtype.element_ty != tl.float32:
         last = begin
         symmetric = tl.where((row[:, None] == 0) & (row[None, :] == TABLES + 1), 1.0, symmetric)
