@@ -21,7 +21,6 @@ from tests.support.dlrm_kernels import (
     layers,
     narrow_look_up,
     overflow_flags,
-    some_ids,
     update_of_parts,
     updated,
 )
@@ -221,7 +220,7 @@ def test_row_updates_agree_with_float64(
 @pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
 @pytest.mark.parametrize(("dim", "apart"), [(8, True), (12, False), (24, True), (64, False), (128, False), (144, True)])
 def test_row_updates_of_half_precision(tables: list[EmbeddingTable], dim: int, apart: bool, optimizer: Rule) -> None:
-    """In longer chunks: with more runs than are summed at a time, and runs of several chunks."""
+    """With runs of several chunks."""
     first, second = (updated(fused, tables, 75, dim, torch.float16, optimizer=optimizer, apart=apart) for _ in range(2))
     assert first.weights < (2e-6 if optimizer == "sgd" else 1e-5) and first.unchanged, first
     for one, other in zip(first.embeddings.state_dict().values(), second.embeddings.state_dict().values(), strict=True):
@@ -238,7 +237,7 @@ def test_rows_of_narrow_tables_are_summed_in_float32(
 
 @pytest.mark.slow
 def test_a_row_that_all_samples_use_is_updated_in_several_rounds() -> None:
-    """2,100 equal ids are 132 chunks; their partial sums are 17 chunks, then 3, then one."""
+    """2,100 equal ids are 33 chunks; their partial sums are 2 chunks, then one."""
     update = updated(fused, [EmbeddingTable("cat_0.bin", 1), EmbeddingTable("cat_1.bin", 2)], 2100, 8, torch.float32)
     assert update.weights < 2e-6, update
 
@@ -262,7 +261,7 @@ def test_row_order_is_stable() -> None:
     ids = torch.tensor([5, 1, 5, 0, 2, 0, 2, 2], dtype=torch.int32)
     order = fused.tables.row_order((EmbeddingTable("a", 6), EmbeddingTable("b", 3)), ids, 4)
     assert order.keys.tolist() == [0, 1, 5, 5, 6, 8, 8, 8]
-    assert order.positions.tolist() == [3, 1, 0, 2, 5, 4, 6, 7]
+    assert order.gradients.tolist() == [3, 1, 0, 2, 5, 4, 6, 7]
 
 
 def test_kernels_do_not_support_sizes_beyond_their_limits() -> None:
@@ -270,35 +269,6 @@ def test_kernels_do_not_support_sizes_beyond_their_limits() -> None:
     assert not fused.tables.supported(1024)
     assert not fused.mlp.supported((13, 10), False)
     assert not fused.mlp.supported((13, 2048, 1), True)
-
-
-@pytest.mark.parametrize("tables", [ONE_HOT, MULTI_HOT])
-def test_an_update_requests_its_rows(tables: list[EmbeddingTable], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each row and its squares in lines of 128 bytes."""
-    requested: set[int] = set()
-
-    def record(pointers: Any, mask: Any) -> None:
-        requested.update(pointers.handle.data[mask.handle.data.astype(bool)].tolist())
-
-    def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
-        if constants.get("FIRST"):
-            constants["LINES"] = 2
-        kernel[grid](*arguments, **constants)
-
-    monkeypatch.setattr(fused.tables.kernels, "_prefetch", record)
-    monkeypatch.setattr(fused.tables, "launch", launch)
-    batch, dim, kind = 75, 48, tuple(tables)
-    weights, squares = (list(torch.ones(sum(t.cardinality for t in tables), dim).split([t.cardinality for t in tables]))
-                        for _ in range(2))  # fmt: skip
-    order = fused.tables.row_order(kind, torch.cat([some_ids(table, batch) for table in tables]), batch)
-    gradient = torch.ones(len(tables), batch, dim).half()
-    rate, skip, scale = torch.tensor([0.1, 0.0, 1.0])
-    fused.tables.apply(weights, kind, order, gradient.transpose(0, 1), fused.tables.Rule(rate, skip, scale, squares, 0))
-
-    assert requested == {
-        rows[0].data_ptr() + row * dim * 4 + line
-        for row in order.keys.tolist() for rows in (weights, squares) for line in (0, 128)
-    }  # fmt: skip
 
 
 def test_an_mlp_reads_kept_copies_of_its_weights() -> None:

@@ -18,9 +18,8 @@ from src.models.dlrm.fast import tables_triton as kernels
 
 MAX_DIM = 512
 LOOK_UP = {"BLOCK": 16, "num_warps": 4}
-CHUNK, HALF_CHUNK, WARPS = 16, 64, 4  # ids of a program; the second one of gradients in half precision
-REGISTERS = 128  # of a thread with gradients in half precision, so that four programs fit a multiprocessor
-PRECISION = "tf32x3"  # of float32 sums: one factor is 0 or 1, so two of the three TF32 products are exact
+CHUNK = 48  # ids of a warp
+AHEAD = 1024  # numbers of gradients that a warp loads at once; for 8 ids at most
 NUMBERING = 1024
 MOST_COPIES = 1 / 8  # of a GPU's memory, for copies of the tables in half precision; 0: none
 
@@ -38,10 +37,10 @@ class TableSizes:
 
 
 class RowOrder(NamedTuple):
-    """The ids' rows, numbered through all tables, in ascending order, and the position of each among the ids."""
+    """The ids' rows, numbered through all tables, in ascending order, and where each one's gradient is."""
 
     keys: Int[Tensor, " ids"]
-    positions: Int[Tensor, " ids"]
+    gradients: Int[Tensor, " ids"]  # the number of a bag's gradient among [tables, batch]
     side: SideStream | None = None  # that sorts, if any
     ids_read: torch.Event | None = None  # after it the ids may be overwritten
 
@@ -156,7 +155,21 @@ def send_ids(ids: Int32[Tensor, " ids"], parts: Sequence[slice], targets: Sequen
 
 def row_order(tables: tuple[EmbeddingTable, ...], ids: Int32[Tensor, " ids"], batch: int) -> RowOrder:
     """Sorts the ids' rows for `apply`. It needs the ids only, so it can overlap with the forward pass."""
-    return RowOrder(*row_numbers(tables, ids, batch).sort(stable=True))
+    return in_order(tables, row_numbers(tables, ids, batch), batch)
+
+
+def in_order(tables: tuple[EmbeddingTable, ...], keys: Int[Tensor, " ids"], batch: int) -> RowOrder:
+    """Returns the order of ids by their rows' numbers."""
+    keys, positions = keys.sort(stable=True)
+    shape = table_sizes(tables, keys.device)
+    if shape.one_hot:
+        return RowOrder(keys, positions)
+    gradients = torch.empty(len(keys), dtype=torch.int32, device=keys.device)
+    launch(
+        kernels.number_gradients, (-(-len(keys) // NUMBERING),), positions, gradients,
+        shape.table_of, shape.slots, shape.hotness, len(keys), batch, BLOCK=NUMBERING, num_warps=4,
+    )  # fmt: skip
+    return RowOrder(keys, gradients)
 
 
 def row_numbers(tables: tuple[EmbeddingTable, ...], ids: Int32[Tensor, " ids"], batch: int) -> Int[Tensor, " ids"]:
@@ -178,7 +191,7 @@ def row_order_on_side_stream(tables: tuple[EmbeddingTable, ...], ids: Int32[Tens
     with side:
         keys = row_numbers(tables, ids, batch)
         read = torch.cuda.current_stream().record_event()
-        return RowOrder(*keys.sort(stable=True), side, read)
+        return in_order(tables, keys, batch)._replace(side=side, ids_read=read)
 
 
 def apply(
@@ -193,26 +206,19 @@ def apply(
     shape, (batch, _, dim) = table_sizes(tables, gradient.device), gradient.shape
     if order.side is not None:
         order.side.join()
-    values = gradient.transpose(0, 1).contiguous()
-    # Triton's interpreter multiplies bfloat16 incorrectly.
-    upcast = gradient.dtype == torch.bfloat16 and not gradient.is_cuda
-    squares = rule.squares or weights
+    values, squares, width = gradient.transpose(0, 1).contiguous(), rule.squares or weights, power_of_2(dim)
+    ahead = min(max(1, AHEAD // width), 8)
     while True:
-        total, is_half = len(order.keys), values.element_size() == 2
-        chunk, width = HALF_CHUNK if is_half else CHUNK, max(16, power_of_2(dim))
-        chunks = -(-total // chunk)
-        left = RowOrder(order.keys.new_empty(2 * chunks), order.positions.new_empty(2 * chunks))
+        total = len(order.keys)
+        chunks = -(-total // CHUNK)
+        left = RowOrder(order.keys.new_empty(2 * chunks), order.gradients.new_empty(2 * chunks))
         left_values = values.new_empty(2 * chunks, dim, dtype=torch.float32)
         launch(
             kernels.apply_runs, (chunks,), *order[:2], values, *left[:2], left_values,
             addresses(weights), addresses(squares), weights[0], squares[0], copies,
-            shape.offsets, shape.slots, shape.hotness, shape.table_of,
-            rule.rate, rule.skip, rule.scale, total, batch, rule.eps,
-            FIRST=values.dim() == 3, LAST=chunks == 1, ADAGRAD=bool(rule.squares), ONE_HOT=shape.one_hot,
-            FLAT=are_adjacent(weights) and are_adjacent(squares),
-            DIM=dim, WIDTH=width, CHUNK=chunk, LINES=max(1, width // 32) if is_half and values.is_cuda else 0,
-            PRECISION=PRECISION if values.is_cuda else "ieee", UPCAST=upcast, num_warps=WARPS,
-            maxnreg=REGISTERS if is_half else None,
+            shape.offsets, rule.rate, rule.skip, rule.scale, total, batch, rule.eps,
+            FIRST=values.dim() == 3, ADAGRAD=bool(rule.squares), FLAT=are_adjacent(weights) and are_adjacent(squares),
+            DIM=dim, WIDTH=width, CHUNK=CHUNK, AHEAD=ahead, num_warps=1,
         )  # fmt: skip
         if chunks == 1:
             return

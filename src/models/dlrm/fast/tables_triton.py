@@ -1,16 +1,14 @@
 # type: ignore  (the type checker reads Triton as Python)
 """Rows of embedding tables: lookup with sum, and update by the sums of their gradients.
 
-An update processes the sorted ids in chunks, one per program. A run of equal ids within one chunk is summed by a matrix
-product with a 0/1 matrix and applied. A run that crosses a chunk's border leaves partial sums, at most two per chunk.
-The next round processes these in the same way. So a row that half of all samples use costs no more than others, and
-the order of all sums is fixed.
+An update processes the sorted ids in chunks, one per warp, which goes through them one after the other: it adds
+gradients until a run of equal ids ends, and applies their sum. A run that crosses a chunk's border leaves partial sums,
+at most two per chunk. The next round processes these in the same way. So a row that half of all samples use costs no
+more than others, and the order of all sums is fixed.
 """
 
 import triton
 import triton.language as tl
-
-RUNS = tl.constexpr(16)  # summed at a time: the fewest rows of a product on tensor cores
 
 
 @triton.jit
@@ -74,8 +72,18 @@ def number_rows(ids, table_of, offsets, keys, total, batch, BLOCK: tl.constexpr)
 
 
 @triton.jit
-def _rows(pointers, table, key, offsets, base, FLAT: tl.constexpr, DIM: tl.constexpr):
-    """Returns pointers to the keys' rows; adjacent tables (FLAT) need no array of addresses."""
+def number_gradients(positions, gradients, table_of, slots, hotness, total, batch, BLOCK: tl.constexpr):
+    """Writes `gradients`: the number, among [tables, batch], of the one of the id at each of `positions`."""
+    offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    position = tl.load(positions + offset, mask=offset < total, other=0).to(tl.int32)  # `total` has 32 bits
+    table = tl.load(table_of + position // batch)
+    sample = (position - tl.load(slots + table) * batch) // tl.load(hotness + table)
+    tl.store(gradients + offset, table * batch + sample, mask=offset < total)
+
+
+@triton.jit
+def _row(pointers, table, key, offsets, base, FLAT: tl.constexpr, DIM: tl.constexpr):
+    """Returns a pointer to the key's row; adjacent tables (FLAT) need no array of addresses."""
     if FLAT:
         return base + key.to(tl.int64) * DIM
     begin = tl.multiple_of(tl.load(pointers + table).to(tl.pointer_type(tl.float32)), 16)
@@ -83,99 +91,70 @@ def _rows(pointers, table, key, offsets, base, FLAT: tl.constexpr, DIM: tl.const
 
 
 @triton.jit
-def _prefetch(pointers, mask):
-    """Begins to load the lines at `pointers`, where `mask` is true, into the L2 cache, which takes no registers."""
-    tl.inline_asm_elementwise(
-        "{ .reg .pred wanted; setp.ne.s32 wanted, $2, 0; @wanted prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
-        "=r,l,r", [pointers, mask.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
 def apply_runs(
-    keys, positions, values, next_keys, next_positions, next_values,
-    pointers, squares, weight_base, square_base, copies, offsets, slots, hotness, table_of, rate, skip, scale,
-    total, batch, eps,
-    FIRST: tl.constexpr, LAST: tl.constexpr, ADAGRAD: tl.constexpr, ONE_HOT: tl.constexpr, FLAT: tl.constexpr,
-    DIM: tl.constexpr, WIDTH: tl.constexpr, CHUNK: tl.constexpr, LINES: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    keys, gradients, values, next_keys, next_gradients, next_values,
+    pointers, squares, weight_base, square_base, copies, offsets, rate, skip, scale, total, batch, eps,
+    FIRST: tl.constexpr, ADAGRAD: tl.constexpr, FLAT: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+    CHUNK: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Does one round. `values` are the gradients [tables, batch, DIM] in the FIRST one, later the partial sums.
 
-    `positions` are the ids' positions among all ids, which give table and sample. A key of -1 is no row. A program
-    sums the runs of its chunk RUNS at a time, so that it holds registers for rows that it updates, not for each id.
-    `copies` are all tables, one after the other, in another dtype.
-    LINES of 128 bytes of each of its rows go to the L2 cache while the gradients are loaded; not in the interpreter.
+    `gradients` are the numbers of the ids' gradients, which give the tables too. A key of -1 is no row. `copies` are
+    all tables, one after the other, in another dtype. The values of AHEAD ids are loaded at once.
     """
     column = tl.arange(0, WIDTH)
-    is_column = (column < DIM)[None, :]
-    begin = tl.program_id(0) * CHUNK
-    entry = begin + tl.arange(0, CHUNK)
-    is_entry = entry < total
-    key = tl.load(keys + entry, mask=is_entry, other=-2)
-    previous = tl.load(keys + entry - 1, mask=is_entry & (entry > begin), other=-2)
-    position = tl.load(positions + entry, mask=is_entry, other=0).to(tl.int32)  # `total` has 32 bits
-    table = entry * 0
-    if not FLAT or not ONE_HOT:
-        table = tl.load(table_of + position // batch)
-    if LINES:
-        line = tl.arange(0, LINES)[None, :] * 32
-        is_line = (is_entry & (key >= 0) & (key != previous))[:, None] & (line < DIM)
-        _prefetch(_rows(pointers, table, key, offsets, weight_base, FLAT, DIM)[:, None] + line, is_line)
-        if ADAGRAD:
-            _prefetch(_rows(squares, table, key, offsets, square_base, FLAT, DIM)[:, None] + line, is_line)
-    if not FIRST:
-        source, is_value = entry.to(tl.int64), is_entry & (key >= 0)
-    elif ONE_HOT:
-        source, is_value = position.to(tl.int64), is_entry
-    else:
-        sample = (position - tl.load(slots + table) * batch) // tl.load(hotness + table)
-        source, is_value = table.to(tl.int64) * batch + sample, is_entry
-    value = tl.load(values + source[:, None] * DIM + column[None, :], mask=is_value[:, None] & is_column, other=0.0)
-    if UPCAST:
-        value = value.to(tl.float32)
+    is_column = column < DIM
+    begin, left = tl.program_id(0) * CHUNK, tl.program_id(0) * 2
+    end = tl.minimum(begin + CHUNK, total)
+    key, gradient = tl.load(keys + begin), tl.load(gradients + begin)
+    # Only the chunk's first run can have begun before, and only its last one can go on.
+    is_head = key == tl.load(keys + begin - 1, mask=begin > 0, other=-3)
+    last = tl.load(keys + end - 1)
+    goes_on = last == tl.load(keys + end, mask=end < total, other=-3)
+    tl.store(next_keys + left, tl.where(is_head, key, -1))
+    tl.store(next_keys + left + 1, tl.where(goes_on, last, -1))
+    tl.store(next_gradients + left, gradient)
+    tl.store(next_gradients + left + 1, tl.load(gradients + end - 1))
+    factor, inverse, is_alive = tl.load(rate), 1 / tl.load(scale), tl.load(skip) == 0
 
-    before = tl.load(keys + begin - 1, mask=begin > 0, other=-3)
-    after = tl.load(keys + begin + CHUNK, mask=begin + CHUNK < total, other=-3)
-    left = tl.program_id(0) * 2
-    if not LAST:
-        end = tl.minimum(begin + CHUNK, total) - 1
-        first, last = tl.load(keys + begin), tl.load(keys + end)
-        tl.store(next_keys + left, tl.where(first == before, first, -1))
-        tl.store(next_keys + left + 1, tl.where(last == after, last, -1))
-        tl.store(next_positions + left, tl.load(positions + begin))
-        tl.store(next_positions + left + 1, tl.load(positions + end))
-
-    is_alive, factor = tl.load(skip + tl.arange(0, RUNS) * 0) == 0, tl.load(rate)
-    # The runs of this chunk are numbered. What is past the end belongs to the last one, with gradients of 0.
-    run = tl.cumsum((key != previous).to(tl.int32), 0) - 1
-    for number in range(0, tl.max(run, 0) + 1, RUNS):
-        same = (number + tl.arange(0, RUNS))[:, None] == run[None, :]
-        row = tl.max(tl.where(same, key[None, :], -2), 1)
-        row_table = tl.max(tl.where(same, table[None, :], 0), 1)
-        # Only the chunk's first run can have begun before, and only its last one can go on.
-        is_head, is_tail = (row >= 0) & (row == before), (row >= 0) & (row == after)
-        is_whole = (row >= 0) & (row != before) & (row != after) & is_alive
-        mask = is_whole[:, None] & is_column
-        weight = _rows(pointers, row_table, row, offsets, weight_base, FLAT, DIM)[:, None] + column[None, :]
-        old = tl.load(weight, mask=mask, other=0.0)
-        if ADAGRAD:
-            square = _rows(squares, row_table, row, offsets, square_base, FLAT, DIM)[:, None] + column[None, :]
-            old_square = tl.load(square, mask=mask, other=1.0)
-        sums = tl.dot(same.to(value.dtype), value, input_precision=PRECISION)
-        step = factor * sums
-        if ADAGRAD:
-            true = sums / tl.load(scale)
-            new = old_square + true * true
-            tl.store(square, new, mask=mask)
-            step = step / (tl.sqrt(new) + eps)
-        new_weight = old - step
-        tl.store(weight, new_weight, mask=mask)
-        if copies is not None:
-            copy = copies + row.to(tl.int64)[:, None] * DIM + column[None, :]
-            tl.store(copy, new_weight.to(copies.dtype.element_ty), mask=mask)
-        if not LAST:
-            target = next_values + left.to(tl.int64) * DIM + column[None, :] + tl.zeros([RUNS, 1], tl.int32)
-            tl.store(target, sums, mask=is_head[:, None] & is_column)
-            rest = tl.where(is_head[:, None], 0.0, sums)  # of a run that fills the chunk
-            tl.store(target + DIM, rest, mask=is_tail[:, None] & is_column)
+    sums = tl.zeros([WIDTH], tl.float32)
+    for start in range(0, CHUNK, AHEAD):
+        following, numbers, loaded, this = (), (gradient,), (), key
+        for k in tl.static_range(AHEAD):
+            after = begin + start + k + 1
+            following += (tl.load(keys + after, mask=after < total, other=-3),)
+            numbers += (tl.load(gradients + after, mask=after < end, other=0),)
+        for k in tl.static_range(AHEAD):
+            entry = begin + start + k
+            offset = (numbers[k] if FIRST else entry).to(tl.int64) * DIM + column
+            mask = is_column & (entry < end) & (this >= 0)
+            loaded += (tl.load(values + offset, mask=mask, other=0.0, eviction_policy="evict_last"),)
+            this = following[k]
+        for k in tl.static_range(AHEAD):
+            entry = begin + start + k
+            sums += loaded[k].to(tl.float32)
+            is_tail = following[k] == key
+            if (entry < end) & ((entry + 1 == end) | (following[k] != key)):
+                if is_head | is_tail:
+                    target = next_values + left.to(tl.int64) * DIM + column
+                    tl.store(target, sums, mask=is_column & is_head)
+                    rest = tl.where(is_head, 0.0, sums)  # of a run that fills the chunk
+                    tl.store(target + DIM, rest, mask=is_column & is_tail)
+                elif (key >= 0) & is_alive:
+                    table = numbers[k] // batch
+                    weight = _row(pointers, table, key, offsets, weight_base, FLAT, DIM) + column
+                    new, step = tl.load(weight, mask=is_column, other=0.0), factor * sums
+                    if ADAGRAD:
+                        square = _row(squares, table, key, offsets, square_base, FLAT, DIM) + column
+                        true = sums * inverse
+                        new_square = tl.load(square, mask=is_column, other=1.0) + true * true
+                        tl.store(square, new_square, mask=is_column)
+                        step = step / (tl.sqrt(new_square) + eps)
+                    new -= step
+                    tl.store(weight, new, mask=is_column)
+                    if copies is not None:
+                        copy = copies + key.to(tl.int64) * DIM + column
+                        tl.store(copy, new.to(copies.dtype.element_ty), mask=is_column)
+                sums, is_head = tl.zeros([WIDTH], tl.float32), False
+            key = following[k]
+        gradient = numbers[AHEAD]
