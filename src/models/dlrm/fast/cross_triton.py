@@ -6,13 +6,21 @@ import triton.language as tl
 
 
 @triton.jit
-def cross(x0, y, x, out, total, BLOCK: tl.constexpr):
-    """Writes `out`: x0 * y + x."""
-    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = offset < total
-    first = tl.load(x0 + offset, mask=mask, other=0.0).to(tl.float32)
-    value = first * tl.load(y + offset, mask=mask, other=0.0) + tl.load(x + offset, mask=mask, other=0.0)
-    tl.store(out + offset, value.to(out.dtype.element_ty), mask=mask)
+def cross(
+    x0, y, bias, x, out, rows,
+    COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Writes `out`: x0 * (y + bias) + x."""
+    column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    b = tl.load(bias + column, mask=column < COLUMNS, other=0.0).to(tl.float32)
+    for k in range(0, ROWS, BLOCK):
+        row = tl.program_id(1) * ROWS + k + tl.arange(0, BLOCK)
+        offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+        mask = (row < rows)[:, None] & (column < COLUMNS)[None, :]
+        first = tl.load(x0 + offset, mask=mask, other=0.0).to(tl.float32)
+        second = tl.load(y + offset, mask=mask, other=0.0).to(tl.float32) + b[None, :]
+        value = first * second + tl.load(x + offset, mask=mask, other=0.0)
+        tl.store(out + offset, value.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -24,10 +32,10 @@ def cross_backward(
 
     In the FIRST layer that is gone through, `grad_y` is set to that.
     """
-    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
-    total = tl.zeros([WIDTH], tl.float32)
+    column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    total = tl.zeros([BLOCK, WIDTH], tl.float32)  # summed over rows at the end: each sum is a barrier of the warps
     for k in range(0, ROWS, BLOCK):
-        row = tl.program_id(0) * ROWS + k + tl.arange(0, BLOCK)
+        row = tl.program_id(1) * ROWS + k + tl.arange(0, BLOCK)
         offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
         mask = (row < rows)[:, None] & (column < COLUMNS)[None, :]
         of_y = tl.load(grad + offset, mask=mask, other=0.0).to(tl.float32)
@@ -36,21 +44,22 @@ def cross_backward(
             of_y += tl.load(grad_y + offset, mask=mask, other=0.0)
         of_y = of_y.to(grad_y.dtype.element_ty)
         tl.store(grad_y + offset, of_y, mask=mask)
-        total += tl.sum(of_y.to(tl.float32), 0)
-    tl.store(shares + tl.program_id(0) * COLUMNS + column, total, mask=column < COLUMNS)
+        total += of_y.to(tl.float32)
+    tl.store(shares + tl.program_id(1) * COLUMNS + column, tl.sum(total, 0), mask=column < COLUMNS)
 
 
 @triton.jit
 def split(
-    grad, of_inputs, ys, grad_dense, grad_sparse, targets, overflow, samples,
+    grad, of_inputs, ys, biases, grad_dense, grad_sparse, targets, overflow, samples,
     SPREAD: tl.constexpr, LAYERS: tl.constexpr, TABLES: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
     """Computes the gradient of x0, splits it by vector, and looks for overflows; see `CrossLayers`.
 
     `grad` [samples, (1 + TABLES) DIM] is that of the output, `of_inputs` [LAYERS, ...] those of the layers' products'
-    inputs. It writes `grad_dense` [samples, DIM] and `grad_sparse` [TABLES, samples, DIM], and sets `overflow` to 1 if
-    a gradient is not finite in its dtype. If SPREAD, table t's part begins `targets[t]` elements after `grad_sparse`.
+    inputs; `ys` are without the `biases` [LAYERS, (1 + TABLES) DIM]. It writes `grad_dense` [samples, DIM] and
+    `grad_sparse` [TABLES, samples, DIM], and sets `overflow` to 1 if a gradient is not finite in its dtype. If SPREAD,
+    table t's part begins `targets[t]` elements after `grad_sparse`.
     """
     vector, block = tl.program_id(0) % (TABLES + 1), tl.program_id(0) // (TABLES + 1)
     sample, column = (block * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)[:, None], tl.arange(0, WIDTH)[None, :]
@@ -60,7 +69,8 @@ def split(
     value = tl.load(of_inputs + offset, mask=mask, other=0.0).to(tl.float32)
     scale = tl.full([BLOCK, WIDTH], 1.0, tl.float32)
     for layer in tl.static_range(LAYERS):
-        scale += tl.load(ys + layer * size + offset, mask=mask, other=0.0)
+        bias = tl.load(biases + (layer * (TABLES + 1) + vector) * DIM + column, mask=column < DIM, other=0.0)
+        scale += tl.load(ys + layer * size + offset, mask=mask, other=0.0).to(tl.float32) + bias
         after = of_inputs + (layer + 1) * size if layer + 1 < LAYERS else grad
         value += scale * tl.load(after + offset, mask=mask, other=0.0)
     is_wrong = (tl.abs(value) > LARGEST) | (value != value)
