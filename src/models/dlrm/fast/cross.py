@@ -112,10 +112,7 @@ def write_into_room(dense: Dense, sparse: Sparse) -> Features:
     samples, tables, dim = sparse.shape
     width = (tables + 1) * dim
     features = sparse.as_strided((samples, width), (width, 1), sparse.storage_offset() - dim)
-    room = features[:, :dim]
-    if dense.is_contiguous() and dim * dense.itemsize % 16 == 0:  # copied by 16 bytes, not number by number
-        room, dense = room.view(torch.complex128), dense.view(torch.complex128)
-    room.copy_(dense)
+    features[:, :dim] = dense
     return features
 
 
