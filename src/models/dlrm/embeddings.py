@@ -81,7 +81,7 @@ class Embeddings(nn.Module, ABC):
         """
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # torch.compile of torch 2.11 hashes one without attributes
 class Lookup:
     """A lookup that has not begun; a call does it. Some interactions read the rows themselves instead."""
 

@@ -151,7 +151,7 @@ class TableWiseTables:
                 self.replicas.apply_sums(rate, found_inf, scale)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # as `Lookup`
 class SentLookup:
     """A lookup whose exchange has begun. A call waits for it and returns the vectors [batch, tables, dim].
 
