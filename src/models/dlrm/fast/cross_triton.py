@@ -6,21 +6,15 @@ import triton.language as tl
 
 
 @triton.jit
-def cross(
-    x0, y, bias, x, out, rows,
-    COLUMNS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
+def cross(x0, y, bias, x, out, rows, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
     """Writes `out`: x0 * (y + bias) + x."""
-    column = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
-    b = tl.load(bias + column, mask=column < COLUMNS, other=0.0).to(tl.float32)
-    for k in range(0, ROWS, BLOCK):
-        row = tl.program_id(1) * ROWS + k + tl.arange(0, BLOCK)
-        offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
-        mask = (row < rows)[:, None] & (column < COLUMNS)[None, :]
-        first = tl.load(x0 + offset, mask=mask, other=0.0).to(tl.float32)
-        second = tl.load(y + offset, mask=mask, other=0.0).to(tl.float32) + b[None, :]
-        value = first * second + tl.load(x + offset, mask=mask, other=0.0)
-        tl.store(out + offset, value.to(out.dtype.element_ty), mask=mask)
+    row, column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    offset = row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+    mask = (row < rows)[:, None] & (column < COLUMNS)[None, :]
+    factor = tl.load(y + offset, mask=mask, other=0.0).to(tl.float32)
+    factor += tl.load(bias + column, mask=column < COLUMNS, other=0.0)[None, :]
+    value = tl.load(x0 + offset, mask=mask, other=0.0) * factor + tl.load(x + offset, mask=mask, other=0.0)
+    tl.store(out + offset, value.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
