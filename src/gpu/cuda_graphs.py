@@ -17,6 +17,8 @@ Shapes = tuple[torch.Size, ...]
 LARGE = 2**20  # bytes of a tensor of a batch
 MOST = 4  # graphs of a function
 
+_to_fill: list[tuple[Tensor, Tensor]] | None = None  # of the capture under way, if any
+
 
 @dataclass(frozen=True)
 class Capture(Generic[T]):
@@ -42,6 +44,16 @@ def fill(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
             groups.setdefault(target.dtype, []).append((target, source))
     for pairs in groups.values():
         torch._foreach_copy_(*map(list, zip(*pairs, strict=True)), non_blocking=True)  # type: ignore[call-overload]  # pyright: ignore
+
+
+def fill_after_capture(target: Tensor, values: Tensor) -> bool:
+    """Has `target` hold `values`, of the host, from the end of a `Graphed`'s capture on; False where none is under way.
+
+    `target` is memory from before the capture: that of its pool may be an earlier graph's too.
+    """
+    if _to_fill is not None:
+        _to_fill.append((target, values))
+    return _to_fill is not None
 
 
 class Graphed(Generic[T]):
@@ -95,6 +107,7 @@ class Graphed(Generic[T]):
 
     def _capture(self, stream: torch.cuda.Stream, leaves: list[Any], batch: Any) -> Capture[T]:
         """Records one call on `batch`, made of `leaves`, without running it."""
+        global _to_fill
         inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self.captures.values())).graph.pool() if self.captures else None
@@ -102,6 +115,12 @@ class Graphed(Generic[T]):
         # Queues are renewed after the warm-up calls, which use new streams. Other threads may wait for the device
         # meanwhile: NCCL watches its collectives.
         graphing = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
-        with queues_renewed(), graphing:
-            result = self.function(*batch)
+        outer, _to_fill = _to_fill, []
+        try:
+            with queues_renewed(), graphing:
+                result = self.function(*batch)
+            for target, values in _to_fill:
+                target.copy_(values)
+        finally:
+            _to_fill = outer
         return Capture(graph, inputs, result)

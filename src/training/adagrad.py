@@ -66,10 +66,10 @@ class Adagrad(torch.optim.Adagrad):
                 if parameter.grad is not None
             ]
             taken = [row for row in rows if self._can_take(row, group["lr"])]
-            host = self.tables.of(number, taken, BLOCK, copies) if self.tables is not None and taken else None
-            if host is not None:
-                update(host, taken, group, scale, found_inf, copies)
-            rest = rows if host is None else [row for row in rows if not self._can_take(row, group["lr"])]
+            table = self.tables.of(number, taken, BLOCK, copies) if self.tables is not None and taken else None
+            if table is not None:
+                update(table, taken, group, scale, found_inf, copies)
+            rest = rows if table is None else [row for row in rows if not self._can_take(row, group["lr"])]
             if rest:
                 self._update(group, rest, scale, found_inf)
                 weight_copies.renew([row[0] for row in rest if row[0] is not None])
@@ -109,12 +109,17 @@ class Adagrad(torch.optim.Adagrad):
 
 
 def update(
-    host: Tensor, rows: list[Row], group: dict[str, Any], scale: Tensor | None, found_inf: Tensor | None, copies: Copies
+    table: Tensor,
+    rows: list[Row],
+    group: dict[str, Any],
+    scale: Tensor | None,
+    found_inf: Tensor | None,
+    copies: Copies,
 ) -> None:
     """Launches the kernels. `scale` divides gradients; a `found_inf` that is not 0 skips the step."""
     from src.gpu import sgd_triton
 
-    table, lr, rate, like = arguments(host, rows, group, copies)
+    lr, rate, like = arguments(rows, group, copies)
     settings = (float(group[name]) for name in ("lr_decay", "weight_decay", "eps"))
     launch(sgd_triton.update_adagrad, (blocks(rows, BLOCK),), table, found_inf, scale, like, lr, rate, *settings,
            ROWS=table.shape[1], BLOCK=BLOCK, num_warps=WARPS)  # fmt: skip

@@ -64,9 +64,9 @@ class Steps:
                 parts[None if is_torchs else row[0].numel() >= LARGE].append(i)
             for is_large in (True, False):
                 part = [rows[i] for i in parts[is_large]]
-                host = self.tables.of((number, is_large), part, BLOCK, copies) if part else None
-                if host is not None:
-                    update(host, part, group, scale, found_inf, copies)
+                table = self.tables.of((number, is_large), part, BLOCK, copies) if part else None
+                if table is not None:
+                    update(table, part, group, scale, found_inf, copies)
                 else:
                     parts[None] += parts[is_large]
             if parts[None]:
@@ -96,13 +96,12 @@ def can_take(row: Row) -> bool:
 
 
 def update(
-    host: Tensor, rows: Sequence[Row], group: dict[str, Any], scale: Tensor | None, found_inf: Tensor | None,
+    table: Tensor, rows: Sequence[Row], group: dict[str, Any], scale: Tensor | None, found_inf: Tensor | None,
     copies: Copies,
 ) -> None:  # fmt: skip
     """Launches the kernels. `scale` divides gradients; a `found_inf` that is not 0 skips the step."""
     from src.gpu import adam_triton
 
-    table = host.to(rows[0][0].device, non_blocking=True)
     factors = torch.empty(3, table.shape[1], device=table.device)
     like = next((copies[row[0].data_ptr()] for row in rows if row[0].data_ptr() in copies), None)
     advance(table, factors, found_inf, group, len(rows))

@@ -22,12 +22,11 @@ class Overflow:
         """Returns a scalar: 1 if a number of these float32 gradients is infinite or NaN, else `elsewhere`, or 0."""
         found_inf = torch.zeros((), device=gradients[0].device) if elsewhere is None else elsewhere.clone()
         rows: list[Row] = [(gradient,) for gradient in gradients if can_take([gradient])]
-        host = self.tables.of("gradients", rows, BLOCK) if rows else None
-        rest = list(gradients) if host is None else [gradient for gradient in gradients if not can_take([gradient])]
-        if host is not None:
+        table = self.tables.of("gradients", rows, BLOCK) if rows else None
+        rest = list(gradients) if table is None else [gradient for gradient in gradients if not can_take([gradient])]
+        if table is not None:
             from src.gpu import sgd_triton
 
-            table = host.to(found_inf.device, non_blocking=True)
             constants = {"ROWS": table.shape[1], "BLOCK": BLOCK, "num_warps": WARPS}
             launch(sgd_triton.find_overflow, (blocks(rows, BLOCK),), table, found_inf, **constants)
         if rest:  # multiplied by 1

@@ -51,10 +51,10 @@ def take_step(optimizer: torch.optim.SGD, tables: Tables, closure: Any = None) -
         rows: list[Row] = list(zip(parameters, gradients, buffers or [None] * len(parameters), strict=True))
         is_plain = not group["fused"] or any(group[name] for name in PLAIN) or isinstance(group["weight_decay"], Tensor)
         taken = [] if is_plain else [row for row in rows if can_update(row, group)]
-        host = tables.of(number, taken, BLOCK, copies) if taken else None
-        if host is not None:
-            update(host, taken, group, scale, found_inf, copies)
-        rest = rows if host is None else [row for row in rows if not can_update(row, group)]
+        table = tables.of(number, taken, BLOCK, copies) if taken else None
+        if table is not None:
+            update(table, taken, group, scale, found_inf, copies)
+        rest = rows if table is None else [row for row in rows if not can_update(row, group)]
         if rest:
             parameters, gradients, buffers = map(list, zip(*rest, strict=True))
             buffers = buffers if group["momentum"] else []
@@ -77,12 +77,17 @@ def can_update(row: Row, group: dict[str, Any]) -> bool:
 
 
 def update(
-    host: Tensor, rows: list[Row], group: dict[str, Any], scale: Tensor | None, found_inf: Tensor | None, copies: Copies
+    table: Tensor,
+    rows: list[Row],
+    group: dict[str, Any],
+    scale: Tensor | None,
+    found_inf: Tensor | None,
+    copies: Copies,
 ) -> None:
     """Launches the kernel. `scale` divides gradients; a `found_inf` that is not 0 skips the step."""
     from src.gpu import sgd_triton
 
-    table, lr, rate, like = arguments(host, rows, group, copies)
+    lr, rate, like = arguments(rows, group, copies)
     # Not whole numbers, which Triton would compile other kernels for.
     momentum = float(group["momentum"]) if group["momentum"] else None
     launch(sgd_triton.update_sgd, (blocks(rows, BLOCK),), table, found_inf, scale, like, lr, rate, momentum,
@@ -90,11 +95,9 @@ def update(
            num_warps=WARPS)  # fmt: skip
 
 
-def arguments(
-    host: Tensor, rows: list[Row], group: dict[str, Any], copies: Copies
-) -> tuple[Tensor, Tensor | None, float, Tensor | None]:
-    """Returns the table on the device, the learning rate there or as a number, and a copy, whose dtype all have."""
+def arguments(rows: list[Row], group: dict[str, Any], copies: Copies) -> tuple[Tensor | None, float, Tensor | None]:
+    """Returns the learning rate on the device or as a number, and a copy, whose dtype all have."""
     parameters = [row[0] for row in rows if row[0] is not None]
     like = next((copies[p.data_ptr()] for p in parameters if p.data_ptr() in copies), None)
     lr, rate = (group["lr"], 0.0) if isinstance(group["lr"], Tensor) else (None, float(group["lr"]))
-    return host.to(parameters[0].device, non_blocking=True), lr, rate, like
+    return lr, rate, like

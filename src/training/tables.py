@@ -1,4 +1,4 @@
-"""Tables of the tensors that one launch of an optimiser's kernel updates: on the host, and read by captured steps."""
+"""Tables of the tensors that one launch of an optimiser's kernel updates, in steps that are eager or captured."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from src.gpu.cuda_graphs import MOST
+from src.gpu.cuda_graphs import MOST, fill_after_capture
 from src.gpu.triton_helpers import power_of_2
 
 NEVER = 2**62  # a block that there is not
@@ -31,13 +31,12 @@ class Tables:
     """The tables of one optimiser's steps, eager or captured."""
 
     def __init__(self) -> None:
-        # By launch and shape, one for each graph: a capture must not allocate pinned memory, and captures may follow
-        # one another without an eager step between them.
+        # By launch and shape, one for each graph: captures may follow one another without an eager step between them.
         self.spares: dict[Any, list[Tensor]] = {}
-        self.captured: list[Tensor] = []
+        self.captured: list[Tensor] = []  # read by each replay
 
     def of(self, key: Any, rows: Sequence[Row], block: int, copies: Copies | None = None) -> Tensor | None:
-        """Returns a launch's table on the host; None where a capture has no memory for it.
+        """Returns a launch's table on the parameters' device; None where a capture has no memory for it.
 
         A column for each row, as many as the next power of 2: addresses of the row's tensors (0: None), elements of its
         first tensor, the number of that tensor's first block of `block` elements, and the address of its copy (0:
@@ -57,14 +56,13 @@ class Tables:
             return values.contiguous()
         key = key, values.shape
         if torch.cuda.is_current_stream_capturing():
-            if not self.spares.get(key):
+            if not self.spares.get(key) or not fill_after_capture(self.spares[key][-1], values):
                 return None
-            self.captured.append(self.spares[key].pop())  # each replay reads it
-            return self.captured[-1].copy_(values)
+            self.captured.append(self.spares[key].pop())
+            return self.captured[-1]
         if key not in self.spares:
-            self.spares[key] = list(torch.empty(MOST, *values.shape, dtype=torch.int64, pin_memory=True))
-        # Not one memory for all steps: the copy of an earlier step may not have begun.
-        return torch.empty(values.shape, dtype=torch.int64, pin_memory=True).copy_(values)
+            self.spares[key] = list(torch.empty(MOST, *values.shape, dtype=torch.int64, device=first.device))
+        return values.contiguous().pin_memory().to(first.device, non_blocking=True)
 
 
 def address(tensor: Tensor | None) -> int:

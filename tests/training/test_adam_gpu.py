@@ -85,3 +85,20 @@ def test_graphs_captured_one_after_another_all_hold_the_kernels(monkeypatch: pyt
         for length in range(1, MOST + 1):
             run(torch.ones(length, device="cuda"))
     assert launches == [False] * MOST + [True] * MOST
+
+
+def test_a_graph_that_others_capture_takes_torchs_steps() -> None:
+    results = list[Tensor]()
+    for ours in (True, False):
+        parameter = nn.Parameter(torch.linspace(-1, 1, 400, device="cuda"))
+        parameter.grad = parameter.detach().clone()
+        optimizer: Any = torch.optim.AdamW([parameter], lr=0.01, fused=True, capturable=True)
+        if ours:
+            adam.use_kernels(optimizer)
+        optimizer.step()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            optimizer.step()
+        graph.replay()
+        results.append(parameter.detach())
+    torch.testing.assert_close(*results)
