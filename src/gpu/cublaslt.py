@@ -4,6 +4,7 @@ Names and numbers are those of cublasLt.h (CUDA 12 and 13): https://docs.nvidia.
 """
 
 import ctypes
+from contextlib import suppress
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +19,8 @@ DEFAULT, BIAS, RELU_BIAS = 1, 4, 6  # cublasLtEpilogue_t
 TRANSPOSE_A, TRANSPOSE_B, EPILOGUE, BIAS_POINTER, BIAS_TYPE = 3, 4, 7, 8, 26  # cublasLtMatmulDescAttributes_t
 WORKSPACE, ALIGNMENTS = 1, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t
 ALIGNED = 16  # bytes, of all matrices
-MOST_WORKSPACE = 2**25  # bytes
+# In bytes, at most. Algorithms with a workspace begin with a launch that sets 4 bytes of it to 0: some 5 us of a step.
+WORKSPACES = 2**25, 0
 MOST_ALGORITHMS = 16
 
 
@@ -129,7 +131,7 @@ def layout(matrix: Matrix, rows: int, columns: int) -> c_void_p:
 
 
 def algorithms(kind: Kind, bias: Tensor | None) -> list[Algorithm]:
-    """Returns the library's proposals for a product, those that it expects to be fastest first."""
+    """Returns the library's proposals for a product for each of WORKSPACES, the fastest first by its estimate."""
     description, preference = c_void_p(), c_void_p()
     call("cublasLtMatmulDescCreate", byref(description), c_int(COMPUTE_32F), c_int(TYPES[torch.float32]))
     attributes = {TRANSPOSE_A: kind.b.by_columns, TRANSPOSE_B: kind.a.by_columns, EPILOGUE: kind.epilogue}
@@ -145,16 +147,19 @@ def algorithms(kind: Kind, bias: Tensor | None) -> list[Algorithm]:
     )
     call("cublasLtMatmulPreferenceCreate", byref(preference))
     set_preference = "cublasLtMatmulPreferenceSetAttribute"
-    set_attribute(set_preference, preference, WORKSPACE, c_uint64(MOST_WORKSPACE))
     for name in ALIGNMENTS:
         set_attribute(set_preference, preference, name, c_uint32(ALIGNED))
-    heuristics, count = (Heuristic * MOST_ALGORITHMS)(), c_int()
     of_b, of_a, of_out = layouts
-    call(
-        "cublasLtMatmulAlgoGetHeuristic", handle(kind.device), description, of_b, of_a, of_out, of_out, preference,
-        c_int(MOST_ALGORITHMS), heuristics, byref(count),
-    )  # fmt: skip
+    proposals = dict[bytes, Heuristic]()  # most of those without a workspace are among the first too
+    for most in WORKSPACES:
+        set_attribute(set_preference, preference, WORKSPACE, c_uint64(most))
+        heuristics, count = (Heuristic * MOST_ALGORITHMS)(), c_int()
+        with suppress(RuntimeError):  # there is none without a workspace
+            call(
+                "cublasLtMatmulAlgoGetHeuristic", handle(kind.device), description, of_b, of_a, of_out, of_out,
+                preference, c_int(MOST_ALGORITHMS), heuristics, byref(count),
+            )  # fmt: skip
+        for one in heuristics[: count.value]:
+            proposals.setdefault(bytes(one.algorithm), one)
     call("cublasLtMatmulPreferenceDestroy", preference)
-    return [
-        Algorithm(kind, i, description, layouts, heuristics[i]) for i in range(count.value) if not heuristics[i].status
-    ]
+    return [Algorithm(kind, i, description, layouts, one) for i, one in enumerate(proposals.values()) if not one.status]
