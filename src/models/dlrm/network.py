@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from src.batches.clicks import Clicks, EmbeddingTable
 from src.config.ranges import Count
 from src.errors import UserError
+from src.gpu.triton_helpers import working_dtype
 from src.models.dlrm.embeddings import Embeddings, PlainEmbeddings
 from src.models.dlrm.interaction import cat_features, cross, dot_features, padded
 from src.models.dlrm.mlp import MLP
@@ -119,7 +120,7 @@ class DLRM(nn.Module):
         """Returns the logits, in float32 (float64 if the weights are)."""
         self.embeddings.room = self.interaction.room
         lookup = self.embeddings.start_lookup(clicks.ids, len(clicks.numerical))
-        dense = self.bottom(clicks.numerical.to(cast(Tensor, self.bottom.layers[0].weight).dtype))
+        dense = self.bottom(clicks.numerical.to(working_dtype(cast(Tensor, self.bottom.layers[0].weight))))
         features = self.interaction(dense, lookup if self.interaction.takes_lookup else lookup(), self.embeddings)
         logits = self.top(features).squeeze(1)  # the gradient of an index would be written twice
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
