@@ -18,7 +18,7 @@ from src.models.dlrm.fast import tables_triton as kernels
 
 MAX_DIM = 512
 LOOK_UP = {"BLOCK": 16, "num_warps": 4}
-CHUNK = 48  # ids of a warp
+CHUNK, LATER_CHUNK = 48, 16  # ids of a warp in the first round, and in the later ones, where there are few
 AHEAD = 1024  # numbers of gradients that a warp loads at once; for 8 ids at most
 NUMBERING = 1024
 MOST_COPIES = 1 / 8  # of a GPU's memory, for copies of the tables in half precision; 0: none
@@ -208,9 +208,10 @@ def apply(
         order.side.join()
     values, squares, width = gradient.transpose(0, 1).contiguous(), rule.squares or weights, power_of_2(dim)
     ahead = min(max(1, AHEAD // width), 8)
+    chunk = CHUNK
     while True:
         total = len(order.keys)
-        chunks = -(-total // CHUNK)
+        chunks = -(-total // chunk)
         left = RowOrder(order.keys.new_empty(2 * chunks), order.gradients.new_empty(2 * chunks))
         left_values = values.new_empty(2 * chunks, dim, dtype=torch.float32)
         launch(
@@ -218,11 +219,11 @@ def apply(
             addresses(weights), addresses(squares), weights[0], squares[0], copies,
             shape.offsets, rule.rate, rule.skip, rule.scale, total, batch, rule.eps,
             FIRST=values.dim() == 3, ADAGRAD=bool(rule.squares), FLAT=are_adjacent(weights) and are_adjacent(squares),
-            DIM=dim, WIDTH=width, CHUNK=CHUNK, AHEAD=ahead, num_warps=1,
+            DIM=dim, WIDTH=width, CHUNK=chunk, AHEAD=ahead, num_warps=1,
         )  # fmt: skip
         if chunks == 1:
             return
-        order, values = left, left_values
+        order, values, chunk = left, left_values, LATER_CHUNK
 
 
 def are_adjacent(tensors: Sequence[Tensor]) -> bool:
