@@ -225,7 +225,7 @@ def test_tiles_of_a_number_of_rows_or_images_are_taken_before_others(monkeypatch
     assert tile_of("forward", 4096, 512, 512, "half") == own != rule == tile_of("forward", 8192, 512, 512, "half")
     assert tiles.tile_of_both(4096, 128, 128, "half") is None and tiles.tile_of_both(8192, 128, 128, "half")
     assert tiles.tile_of_both(4, 128, 128, "half") is None
-    assert strips_of("backward", 14, 512, 2, 64).warps == 1 and strips_of("backward", 14, 512, 2, 256) == strips
+    assert strips_of("backward", 14, 512, 2, 64).warps == 1 and strips_of("backward", 14, 512, 2, 128) == strips
 
 
 def test_layers_take_all_measured_tiles(monkeypatch: pytest.MonkeyPatch) -> None:

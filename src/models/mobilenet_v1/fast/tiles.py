@@ -43,6 +43,7 @@ TILES: dict[tuple[Any, ...], Tile | None] = {
     ("weight", 256, 256, "half"): Tile(128, 256, 64, 8, 3, 132),
     ("forward", 256, 512, "half"): Tile(128, 128, 64, 4, 3, 528),
     ("weight", 256, 512, "half"): Tile(64, 256, 64, 8, 3, 132),
+    ("weight", 256, 512, "half", 50176): Tile(128, 256, 64, 8, 3, 132),
     ("forward", 512, 512, "half"): Tile(128, 128, 64, 4, 3, 528),
     ("weight", 512, 512, "half"): Tile(128, 256, 64, 8, 3, 132),
     ("forward", 512, 1024, "half"): Tile(128, 256, 64, 8, 3, 528),
@@ -68,6 +69,9 @@ STRIPS: dict[tuple[Any, ...], Strips] = {
     ("forward", 7, 512, 2, 64): Strips(7, 1, 128, 2, None, 1584),
     ("forward", 7, 512, 2, 256): Strips(7, 1, 64, 1, 128, 2112),
     ("forward", 7, 1024, 2, 64): Strips(7, 1, 64, 1, 168, 2112),
+    ("backward", 56, 64, 2, 256): Strips(7, 4, 64, 4, 168, 1188),
+    ("backward", 14, 256, 2, 256): Strips(7, 2, 64, 2, 168, 2376),
+    ("backward", 14, 512, 2, 256): Strips(7, 2, 128, 4, 168, 792),
 }
 
 
