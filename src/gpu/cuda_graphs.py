@@ -115,12 +115,12 @@ class Graphed(Generic[T]):
         # Queues are renewed after the warm-up calls, which use new streams. Other threads may wait for the device
         # meanwhile: NCCL watches its collectives.
         graphing = torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local")
-        outer, _to_fill = _to_fill, []
+        _to_fill = []
         try:
             with queues_renewed(), graphing:
                 result = self.function(*batch)
             for target, values in _to_fill:
                 target.copy_(values)
         finally:
-            _to_fill = outer
+            _to_fill = None
         return Capture(graph, inputs, result)

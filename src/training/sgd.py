@@ -77,13 +77,9 @@ def can_update(row: Row, group: dict[str, Any]) -> bool:
 
 
 def update(
-    table: Tensor,
-    rows: list[Row],
-    group: dict[str, Any],
-    scale: Tensor | None,
-    found_inf: Tensor | None,
+    table: Tensor, rows: list[Row], group: dict[str, Any], scale: Tensor | None, found_inf: Tensor | None,
     copies: Copies,
-) -> None:
+) -> None:  # fmt: skip
     """Launches the kernel. `scale` divides gradients; a `found_inf` that is not 0 skips the step."""
     from src.gpu import sgd_triton
 
