@@ -19,7 +19,7 @@ DEFAULT, BIAS, RELU_BIAS = 1, 4, 6  # cublasLtEpilogue_t
 TRANSPOSE_A, TRANSPOSE_B, EPILOGUE, BIAS_POINTER, BIAS_TYPE = 3, 4, 7, 8, 26  # cublasLtMatmulDescAttributes_t
 WORKSPACE, ALIGNMENTS = 1, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t
 ALIGNED = 16  # bytes, of all matrices
-# In bytes, at most. Algorithms with a workspace begin with a launch that sets 4 bytes of it to 0: some 5 us of a step.
+# Most bytes. Before an algorithm with a workspace there is a launch that sets 4 bytes of it to 0: 5 us with its gap.
 WORKSPACES = 2**25, 0
 MOST_ALGORITHMS = 16
 

@@ -17,7 +17,8 @@ Shapes = tuple[torch.Size, ...]
 LARGE = 2**20  # bytes of a tensor of a batch
 MOST = 4  # graphs of a function
 
-_to_fill: list[tuple[Tensor, Tensor]] | None = None  # of the capture under way, if any
+# While a `Graphed` captures: tensors on the GPU, and the values on the host that they get after it.
+_to_fill: list[tuple[Tensor, Tensor]] | None = None
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,9 @@ def fill(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 
 
 def fill_after_capture(target: Tensor, values: Tensor) -> bool:
-    """Has `target` hold `values`, of the host, from the end of a `Graphed`'s capture on; False where none is under way.
+    """Copies `values` from the host to `target` when the `Graphed` that captures now has ended; False if none does.
 
-    `target` is memory from before the capture: that of its pool may be an earlier graph's too.
+    `target` must be from before the capture: memory of the graphs' pool may be an earlier graph's too.
     """
     if _to_fill is not None:
         _to_fill.append((target, values))

@@ -31,7 +31,7 @@ class Tables:
     """The tables of one optimiser's steps, eager or captured."""
 
     def __init__(self) -> None:
-        # By launch and shape, one for each graph: captures may follow one another without an eager step between them.
+        # By launch, shape and device, one for each graph: captures may follow one another, without eager steps between.
         self.spares: dict[Any, list[Tensor]] = {}
         self.captured: list[Tensor] = []  # read by each replay
 
@@ -54,7 +54,7 @@ class Tables:
         first = rows[0][0]
         if first is None or not first.is_cuda:
             return values.contiguous()
-        key = key, values.shape
+        key = key, values.shape, first.device
         if torch.cuda.is_current_stream_capturing():
             if not self.spares.get(key) or not fill_after_capture(self.spares[key][-1], values):
                 return None

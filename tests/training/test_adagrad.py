@@ -90,7 +90,7 @@ def test_steps_by_kernels_are_those_without(
     updated = list[int]()
     plain = adagrad.update
     monkeypatch.setattr(
-        adagrad, "update", lambda host, rows, *rest: (updated.append(len(rows)), plain(host, rows, *rest))
+        adagrad, "update", lambda table, rows, *rest: (updated.append(len(rows)), plain(table, rows, *rest))
     )
     ours, others = (float32_steps(monkeypatch, with_kernels, options, rate) for with_kernels in (True, False))
     torch.testing.assert_close(ours, others, rtol=2e-6, atol=2e-6)

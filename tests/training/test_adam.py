@@ -33,9 +33,9 @@ def updated(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, ...]]]:
     launches: list[list[tuple[int, ...]]] = []
     plain = adam.update
 
-    def update(host: Tensor, rows: list[tuple[Tensor, ...]], *others: Any) -> None:
+    def update(table: Tensor, rows: list[tuple[Tensor, ...]], *others: Any) -> None:
         launches.append([tuple(row[0].shape) for row in rows])
-        plain(host, rows, *others)
+        plain(table, rows, *others)
 
     monkeypatch.setattr(adam, "update", update)
     return launches

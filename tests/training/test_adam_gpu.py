@@ -26,9 +26,9 @@ def stepped(kind: type[torch.optim.Adam], ours: bool, scaled: bool, tensor_rate:
     launched: list[int] = []
     update = adam.update
 
-    def counted(host: Tensor, rows: Any, *others: Any) -> None:
+    def counted(table: Tensor, rows: Any, *others: Any) -> None:
         launched.append(len(rows))
-        update(host, rows, *others)
+        update(table, rows, *others)
 
     def step(factor: Tensor, scale: Tensor, found_inf: Tensor) -> Tensor:
         for number, parameter in enumerate(parameters):
@@ -87,7 +87,7 @@ def test_graphs_captured_one_after_another_all_hold_the_kernels(monkeypatch: pyt
     assert launches == [False] * MOST + [True] * MOST
 
 
-def test_a_graph_that_others_capture_takes_torchs_steps() -> None:
+def test_steps_in_a_graph_that_others_capture_are_torchs() -> None:
     results = list[Tensor]()
     for ours in (True, False):
         parameter = nn.Parameter(torch.linspace(-1, 1, 400, device="cuda"))

@@ -39,9 +39,9 @@ def updated(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, ...]]]:
     launches: list[list[tuple[int, ...]]] = []
     plain = sgd.update
 
-    def update(host: Tensor, rows: list[Any], *others: Any) -> None:
+    def update(table: Tensor, rows: list[Any], *others: Any) -> None:
         launches.append([tuple(row[0].shape) for row in rows])
-        plain(host, rows, *others)
+        plain(table, rows, *others)
 
     monkeypatch.setattr(sgd, "update", update)
     return launches

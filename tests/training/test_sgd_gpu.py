@@ -45,9 +45,9 @@ def stepped(kind: Any, ours: bool, scaled: bool, tensor_rate: bool) -> list[Tens
         module.use_kernels(optimizer)
     launched, search, update = list[int](), Overflow(), module.update
 
-    def counted(host: Tensor, rows: Any, *others: Any) -> None:
+    def counted(table: Tensor, rows: Any, *others: Any) -> None:
         launched.append(len(rows))
-        update(host, rows, *others)
+        update(table, rows, *others)
 
     def step(factor: Tensor, scale: Tensor, overflow: Tensor) -> Tensor:
         gradients = list[Tensor]()

@@ -237,7 +237,7 @@ def test_rows_of_narrow_tables_are_summed_in_float32(
 
 @pytest.mark.slow
 def test_a_row_that_all_samples_use_is_updated_in_several_rounds() -> None:
-    """2,100 equal ids are 44 chunks; their partial sums are 2 chunks, then one."""
+    """2,100 equal ids are 44 chunks; their 88 partial sums are 6 chunks, then one."""
     update = updated(fused, [EmbeddingTable("cat_0.bin", 1), EmbeddingTable("cat_1.bin", 2)], 2100, 8, torch.float32)
     assert update.weights < 2e-6, update
 
