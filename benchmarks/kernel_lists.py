@@ -1,8 +1,9 @@
 """Writes `src/models/*/fast/kernels.json`: the Triton kernels that published cases and recipes compile on this GPU.
 
 `python -m benchmarks.kernel_lists FOLDER [MODEL ...]` runs the cases for some steps, with molecules of
-FOLDER/mols.xyz and FOLDER/zinc.smiles (5,000 or more) and other data that are made up. Each list begins with what
-takes longest to compile. MobileNetV1 compiles itself those of other sizes (`fast/precompile.py`).
+FOLDER/mols.xyz and FOLDER/zinc.smiles (5,000 or more; for models that read them) and other data that are made up.
+Each list begins with what takes longest to compile. MobileNetV1 compiles itself those of other sizes
+(`fast/precompile.py`).
 """
 
 import json
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import pytorch_lightning as pl
 import torch
 
-from src.gpu.precompile import LIST, PRECISIONS, compile_kernel, entry_of, import_kernels, side_by_side
+from src.gpu.precompile import LIST, compile_kernel, entry_of, import_kernels, side_by_side
 from src.system.files import write_text
 from src.system.interpreter import ROOT, python, safe_path
 from src.system.workers import cpu_count
@@ -28,28 +29,33 @@ STEPS = ("fit.max_steps=12", "fit.eval_every_n_epochs=null", "fit.final_evaluati
 
 
 class Case(NamedTuple):
-    """The overrides of a run, and the values of its config that kernels are only listed for (see `precompile`)."""
+    """The overrides of a run, the values of its config that kernels are only listed for, and its precisions."""
 
     overrides: list[str]
     when: Mapping[str, Any] = MappingProxyType({})
+    precisions: tuple[str, ...] = ("amp", "tf32")
 
 
 def cases(folder: Path) -> dict[str, list[Case]]:
     """Returns each model's published case, and recipes whose kernels are others."""
     molecules = (f"datamodule.source.file={folder}/mols.xyz", "datamodule.source.skip_bad=true")
     smiles = "datamodule=smiles_file", f"datamodule.source.file={folder}/zinc.smiles"
-    logdet = "model.task.network.logdet"
+    logdet, size, padding = "model.task.network.logdet", "hp.batch_size", "datamodule.padding"
+    tokens = "+fix_hp=max_bs", "datamodule=token_synthetic", "model.task.weights=random", "hp.accumulate=1"
     return {
         "moflow": [
             Case([*smiles, "hp.batch_size=512", "hp.lr=5e-4"], {logdet: "published"}),
             Case(["experiment=moflow_quality", *smiles], {logdet: "exact"}),
         ],
-        "mobilenet_v1": [Case(["datamodule=image_synthetic"])],
+        "mobilenet_v1": [
+            Case(["datamodule=image_synthetic", f"{size}={images}"], {size: images}) for images in (64, 256)
+        ],
         "se3_transformer": [
             Case(["datamodule=molecule_file", *molecules, "datamodule.task=energy", "hp.batch_size=240"])
         ],
         "distilbert": [
-            Case(["+fix_hp=max_bs", "datamodule=token_synthetic", "model.task.weights=random", "hp.accumulate=1"])
+            Case([*tokens, f"{padding}={kind}"], {padding: kind}, ("amp", "tf32", "bf16"))
+            for kind in ("max_length", "packed")
         ],
         "dlrm": [Case(["datamodule=criteo_resident", "datamodule.steps_per_epoch=20", "datamodule.pool_batches=4"])],
     }
@@ -139,7 +145,7 @@ def main(folder: Path, models: Sequence[str] = ()) -> None:
         runs = [
             (case, precision, recorded(f"{model}{number}", model, case.overrides, precision, folder))
             for number, case in enumerate(of_model)
-            for precision in PRECISIONS
+            for precision in case.precisions
         ]
         entries = listed(runs)
         lines = [json.dumps(entry) for entry in slowest_first(entries)]

@@ -33,7 +33,7 @@ from src.system.workers import cpu_count
 LIST = "kernels.json"
 DEVICE = "/dev/nvidiactl"  # there is one where there are NVIDIA GPUs
 MODELS = Path(__file__).resolve().parents[1] / "models"
-PRECISIONS = ("amp", "tf32")
+PRECISIONS = ("amp", "tf32", "bf16")
 MOST_S = 600  # that a run waits
 OPTIONS = ("num_warps", "num_ctas", "num_stages", "maxnreg", "launch_pdl", "launch_cooperative_grid")
 DIVISIBLE = [["tt.divisibility", 16]]
@@ -52,7 +52,7 @@ def begin(task: str, kernels: str | Sequence[str], precision: str, option: Optio
     Args:
         task: the class of the model's task, `src.models.dlrm.task.DLRMTask` say.
         kernels: `execution.kernels`.
-        precision: its name; there is a list of `amp` and `tf32`.
+        precision: its name; there are lists of `PRECISIONS`.
         option: returns the config's value of a key.
     """
     global _running
@@ -362,6 +362,8 @@ def main(arguments: Sequence[str]) -> int:
     for model in options.models or folders:
         for precision in PRECISIONS:
             entries, begin_s = listed(folders[model], chip, precision), time.monotonic()
+            if not entries and precision == "bf16":  # few models have a list of it
+                continue
             import_kernels(entries)
             done, others = list(grouped(folders[model], chip, precision)), [build_driver] if here else []
             ended = not entries or compile_all(entries, done, cpu_count(), others)

@@ -46,9 +46,9 @@ def test_cases_are_commands_that_the_configs_take(model: str, tmp_path: Path) ->
     for name in ("mols.xyz", "zinc.smiles"):
         (tmp_path / name).touch()
     for case in cases(tmp_path)[model]:
-        config = composed(
-            "train", f"model={model}", *case.overrides, "precision=amp", *STEPS, "logger=none", "output_dir=run"
-        )
-        assert check_training(config)
-        for key, value in case.when.items():
-            assert OmegaConf.select(config, key) == value
+        for precision in case.precisions:
+            chosen = f"model={model}", *case.overrides, f"precision={precision}"
+            config = composed("train", *chosen, *STEPS, "logger=none", "output_dir=run")
+            assert check_training(config)
+            for key, value in case.when.items():
+                assert OmegaConf.select(config, key) == value

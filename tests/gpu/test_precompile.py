@@ -41,7 +41,7 @@ def test_a_list_names_kernels_and_arguments_as_they_are(folder: Path) -> None:
         kernel = named(entry["kernel"])
         assert entry["kernel"].startswith((f"src.models.{folder.parent.name}.fast.", "src.gpu."))
         assert entry["capability"] == 90
-        assert set(entry["precisions"]) <= {"amp", "tf32"}
+        assert set(entry["precisions"]) <= set(precompile.PRECISIONS)
         assert {*entry["arguments"], *entry["constants"]} == set(kernel.arg_names)
 
 
