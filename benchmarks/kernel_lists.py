@@ -64,17 +64,18 @@ def cases(folder: Path) -> dict[str, list[Case]]:
 def listed(runs: Sequence[tuple[Case, str, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
     """Returns the list's entries from the kernels that cases compiled in a precision.
 
-    A kernel of cases that differ in `when` is listed for all values of it.
+    A kernel of cases that differ in `when` is listed for all values of it, in each precision by itself.
     """
-    precisions, whens = dict[str, list[str]](), dict[str, list[dict[str, Any]]]()
+    whens = dict[str, dict[str, list[dict[str, Any]]]]()  # of each kernel in each precision
     for case, precision, entries in runs:
         for text in dict.fromkeys(map(json.dumps, entries)):
-            precisions[text] = [*dict.fromkeys([*precisions.get(text, ()), precision])]
-            whens.setdefault(text, []).append(dict(case.when))
+            whens.setdefault(text, {}).setdefault(precision, []).append(dict(case.when))
     result = []
-    for text, names in precisions.items():
-        when = whens[text][0] if all(when == whens[text][0] for when in whens[text]) else {}
-        result.append(json.loads(text) | {"precisions": names} | ({"when": when} if when else {}))
+    for text, of_kernel in whens.items():
+        shared = {name: values[0] if all(map(values[0].__eq__, values)) else {} for name, values in of_kernel.items()}
+        for when in {json.dumps(when): when for when in shared.values()}.values():
+            precisions = [name for name in shared if shared[name] == when]
+            result.append(json.loads(text) | {"precisions": precisions} | ({"when": when} if when else {}))
     return result
 
 

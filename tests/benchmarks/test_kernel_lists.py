@@ -16,9 +16,10 @@ from tests.support.composing import composed
 def test_kernels_of_several_cases_are_listed_once() -> None:
     published, exact = Case([], {"logdet": "published"}), Case([], {"logdet": "exact"})
     norm, atom, row = ({"kernel": name} for name in ("norm", "atom", "row"))
-    runs = [(published, "amp", [norm, atom, norm]), (published, "tf32", [atom]), (exact, "amp", [norm, row])]
+    runs = [(published, "amp", [norm, atom, norm]), (published, "tf32", [atom, norm]), (exact, "amp", [norm, row])]
     assert listed(runs) == [
         norm | {"precisions": ["amp"]},
+        norm | {"precisions": ["tf32"], "when": {"logdet": "published"}},
         atom | {"precisions": ["amp", "tf32"], "when": {"logdet": "published"}},
         row | {"precisions": ["amp"], "when": {"logdet": "exact"}},
     ]

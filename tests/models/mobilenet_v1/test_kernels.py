@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from src.gpu import weight_copies
-from src.gpu.precompile import LIST
+from src.gpu.precompile import LIST, is_for
 from src.gpu.weight_copies import WeightCopies
 from src.models.mobilenet_v1 import fast
 from src.models.mobilenet_v1.fast import tiles
@@ -245,18 +245,20 @@ def test_layers_take_all_measured_tiles(monkeypatch: pytest.MonkeyPatch) -> None
     assert taken >= tiles.TILES.keys() | tiles.STRIPS.keys()
 
 
+@pytest.mark.parametrize("batch_size", [64, 256])
 @pytest.mark.parametrize(("precision", "dtype"), [("amp", torch.float16), ("tf32", torch.float32)])
-def test_the_list_has_all_kernels_of_the_published_case(precision: str, dtype: torch.dtype) -> None:
+def test_the_list_has_all_kernels_of_the_published_cases(precision: str, dtype: torch.dtype, batch_size: int) -> None:
     """By their constants; `SETTLE` is of the chip, and so is the product's precision. Images come standardised."""
     with torch.device("meta"):
-        images = torch.empty(64, 3, 224, 224, dtype=dtype)
+        images = torch.empty(batch_size, 3, 224, 224, dtype=dtype)
         launches = launches_of(images, MobileNetV1().layers(), dtype)
     # Sums of other numbers of partial sums are not other kernels.
     unlike = {launch._replace(arguments=()) if launch.kernel == "sum_partials" else launch for launch in launches}
     launched = Counter(by_constants(f"{launch.module}:{launch.kernel}", dict(launch.constants)) for launch in unlike)
     listed = Counter[Any]()
     for entry in json.loads((Path(fast.__file__).parent / LIST).read_text()):
-        if precision in entry["precisions"] and not re.search("images_triton|sgd_triton", entry["kernel"]):
+        is_used = precision in entry["precisions"] and is_for(entry, {"hp.batch_size": batch_size}.get)
+        if is_used and not re.search("images_triton|sgd_triton", entry["kernel"]):
             listed[by_constants(entry["kernel"], entry["constants"])] += 1
     assert listed == launched
 
