@@ -6,7 +6,8 @@ with max-autotune, which takes minutes.
 python -m benchmarks.kernel_gains OUT [PATTERN ...] [option=value ...]     runs what matches, for example 'dlrm*'
 python -m benchmarks.kernel_gains OUT                                      prints the table of the runs in OUT
 
-Each run is a process of its own and leaves OUT/NAME/result.json; `data_root=DIR` has ZINC-250k and QM9.
+Each run is a process of its own and leaves OUT/NAME/result.json and OUT/NAME.txt, what it printed; `data_root=DIR` has
+ZINC-250k and QM9.
 """
 
 import json
@@ -86,6 +87,24 @@ def never(*arguments: Any, **options: Any) -> Any:
 
 def compile_whole(task: Any) -> None:
     task.network.compile(**AUTOTUNED)
+
+
+def compile_dlrm(task: Any) -> None:
+    """Compiles all but the lookup, whose tables torch 2.11 cannot unpack."""
+    embeddings = task.network.embeddings
+    embeddings.forward = torch.compiler.disable(embeddings.forward)
+    compile_whole(task)
+
+
+def compile_se3(task: Any) -> None:
+    """Compiles the network with e3nn's tables made before, at which its graph would break."""
+    from src.models.se3_transformer import basis
+
+    computed, degrees = basis.wigner_3j_on, range(4)
+    spans = ((i, o, range(abs(i - o), i + o + 1)) for i in degrees for o in degrees)
+    tables = {(i, o, j): computed(i, o, j, task.device, torch.float32) for i, o, span in spans for j in span}
+    basis.wigner_3j_on = lambda i, o, j, device, dtype: tables[i, o, j]  # type: ignore[assignment]
+    compile_whole(task)
 
 
 def compile_steps(task: Any) -> None:
@@ -190,6 +209,14 @@ def stem_backward(g: Tensor, out: Tensor, slopes: Tensor, images: Tensor, weight
 
 
 DLRM = "src.models.dlrm"
+TASK = "src.training.task.Task"
+COMPILED = (
+    ("moflow", "src.models.moflow.task.MoFlowTask", compile_steps),
+    ("se3", TASK, compile_se3),
+    ("dlrm", TASK, compile_dlrm),
+    ("distilbert", TASK, compile_whole),
+    ("mobilenet", TASK, compile_whole),
+)
 PIECES = {
     "moflow": Piece(),
     "moflow without compilation": Piece(("execution.compile=off",)),
@@ -266,11 +293,9 @@ PIECES = {
     **{
         f"{model} by torch.compile": Piece(
             ("execution.kernels=off", "execution.compile=on"),
-            {"src.models.moflow.task.MoFlowTask.compile_network": compile_steps}
-            if model == "moflow"
-            else {"src.training.task.Task.compile_network": compile_whole},
+            {f"{task}.compile_network": function},
         )
-        for model in ("moflow", "se3", "dlrm", "distilbert", "mobilenet")
+        for model, task, function in COMPILED
     },
     **{
         f"{run} without {name}": Piece(
@@ -346,8 +371,11 @@ def main(out: Path, arguments: list[str]) -> None:
         bare = PREDICTED if program_of(name) == "predict.py" else BARE
         words = [*bare, *MODELS[name.split()[0]], *PIECES[name].options, *folders, *options]
         command = [sys.executable, "-m", "benchmarks.kernel_gains", "run", name, *words]
-        ended = subprocess.run(command, capture_output=True, text=True)
-        print(name, "done" if ended.returncode == 0 else ended.stdout[-1500:] + ended.stderr[-3000:], flush=True)
+        log = out / f"{name.replace(' ', '_')}.txt"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as file:
+            ended = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT)
+        print(name, "done" if ended.returncode == 0 else log.read_text()[-4500:], flush=True)
     table(out)
 
 
