@@ -1,6 +1,7 @@
 """Runs a case: its sides in turn, in rounds whose order rotates."""
 
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -33,8 +34,11 @@ def run_case(case: Case, wanted: Wanted, say: Callable[[str], None]) -> list[Sid
                 say(f"{peer.name}: left out, {row_left_out(peer)['error']}")
                 continue
             sides.append(start(peer.name, peer_command(case, peer, wanted), log))
+        begin_s = time.monotonic()
         for side in sides:
             attempt(side, say, lambda side=side: side.about.update(side.ask(None, "ready", wanted.limit_s)))
+            if side.error is None:
+                say(f"  {side.name}: ready {time.monotonic() - begin_s:.0f} s after the start")
         running = [side for side in sides if side.error is None]
         steps = {id(side): attempt(side, say, lambda side=side: warm_up(side, wanted)) for side in running}
         for number in range(wanted.rounds):
