@@ -33,11 +33,19 @@ def wigner_3j(d_in: int, d_out: int, j: int) -> Float[Tensor, "d_out d_in j"]:
     return o3.wigner_3j(j, d_in, d_out, dtype=torch.float64).permute(2, 1, 0).contiguous()
 
 
-@cache
-@torch.inference_mode(False)
+_on_device: dict[tuple[int, int, int, torch.device, torch.dtype], Tensor] = {}
+
+
 def wigner_3j_on(d_in: int, d_out: int, j: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Returns `wigner_3j` on a device; cached, because a CUDA graph cannot capture the copy."""
-    return wigner_3j(d_in, d_out, j).to(device, dtype)
+    """Returns `wigner_3j` on a device; kept, because a CUDA graph cannot capture the copy.
+
+    In a dict: torch.compile reads its values, and would break its graph at e3nn's code in a function with `cache`.
+    """
+    key = d_in, d_out, j, device, dtype
+    if key not in _on_device:
+        with torch.inference_mode(False):
+            _on_device[key] = wigner_3j(d_in, d_out, j).to(device, dtype)
+    return _on_device[key]
 
 
 def pair_basis(rel_pos: Float[Tensor, "edges 3"], pairs: Iterable[Pair]) -> dict[Pair, Float[Tensor, "edges _ _ _"]]:

@@ -6,7 +6,7 @@ from e3nn import o3
 from torch import Tensor
 from torch.testing import assert_close
 
-from src.models.se3_transformer.basis import num_frequencies, pair_basis, polar_coefficients, wigner_3j, wigner_3j_on
+from src.models.se3_transformer.basis import num_frequencies, pair_basis, polar_coefficients, wigner_3j
 from tests.support.se3_small import ANGLES, seeded, wigner_matrix
 
 PAIRS = [(d_in, d_out) for d_in in range(5) for d_out in range(5)]
@@ -122,9 +122,9 @@ def test_coefficients_are_orthonormal_up_to_a_scale_if_m_counts_twice(pair: tupl
     assert_close(scaled @ scaled.T, torch.eye(len(scaled), dtype=torch.float64), rtol=0, atol=1e-13)
 
 
-def test_what_a_prediction_caches_can_be_part_of_a_gradient() -> None:
+def test_what_a_prediction_caches_can_be_part_of_a_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     wigner_3j.cache_clear()
-    wigner_3j_on.cache_clear()
+    monkeypatch.setattr("src.models.se3_transformer.basis._on_device", {})
     with torch.inference_mode():
         pair_basis(POLAR, [(1, 1)])
     rel_pos = directions().requires_grad_()

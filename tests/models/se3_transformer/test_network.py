@@ -1,5 +1,6 @@
 """Sizes, outputs, precision and argument checks of the networks."""
 
+import os
 import subprocess
 import sys
 from inspect import unwrap
@@ -15,6 +16,8 @@ from src.models.se3_transformer import Fiber, SE3Transformer, SE3TransformerPool
 from src.models.se3_transformer.network import Features
 from src.models.se3_transformer.pooling import Pooling
 from src.models.se3_transformer.radial import Sharing
+from src.system.interpreter import python, safe_path
+from tests.support import ROOT
 from tests.support.se3_small import random_features, random_graph, seeded
 
 SMALL: dict[str, Any] = {"num_layers": 2, "num_degrees": 2, "num_channels": 4, "num_heads": 2}
@@ -94,6 +97,21 @@ def test_norms_are_optional(norm: bool, use_layer_norm: bool) -> None:
     assert any("norms" in name for name in names) == norm
     assert any("hidden.4.weight" in name for name in names) == use_layer_norm
     assert network(*inputs()).isfinite().all()
+
+
+def compile_after_a_call() -> None:
+    """Before it, e3nn's tables would be made in the graph."""
+    network = SE3TransformerPooled(**SMALL)
+    expected = network(*inputs())
+    compiled = torch.compile(network, backend="eager", fullgraph=True)
+    assert_close(compiled(*inputs()), expected)
+
+
+@pytest.mark.slow
+def test_after_a_call_torch_compile_makes_one_graph_of_it() -> None:
+    """In a process without checks of types, which cannot be compiled."""
+    script = f"from {__name__} import compile_after_a_call as run; run()"
+    subprocess.run(python("-c", script), env=os.environ | safe_path(), cwd=ROOT, check=True)
 
 
 def test_every_parameter_has_a_gradient() -> None:
