@@ -89,21 +89,12 @@ def compile_whole(task: Any) -> None:
     task.network.compile(**AUTOTUNED)
 
 
-def compile_dlrm(task: Any) -> None:
-    """Compiles all but the lookup, whose tables torch 2.11 cannot unpack."""
-    embeddings = task.network.embeddings
-    embeddings.forward = torch.compiler.disable(embeddings.forward)
-    compile_whole(task)
-
-
 def compile_se3(task: Any) -> None:
-    """Compiles the network with e3nn's tables made before, at which its graph would break."""
-    from src.models.se3_transformer import basis
+    """Compiles the network after e3nn's tables are made, at whose making its graph would break."""
+    from src.models.se3_transformer.basis import pair_basis
 
-    computed, degrees = basis.wigner_3j_on, range(4)
-    spans = ((i, o, range(abs(i - o), i + o + 1)) for i in degrees for o in degrees)
-    tables = {(i, o, j): computed(i, o, j, task.device, torch.float32) for i, o, span in spans for j in span}
-    basis.wigner_3j_on = lambda i, o, j, device, dtype: tables[i, o, j]  # type: ignore[assignment]
+    pairs = [(i, o) for i in range(4) for o in range(4)]
+    pair_basis(torch.ones(1, 3, device="cuda" if torch.cuda.is_available() else "cpu"), pairs)
     compile_whole(task)
 
 
@@ -213,7 +204,7 @@ TASK = "src.training.task.Task"
 COMPILED = (
     ("moflow", "src.models.moflow.task.MoFlowTask", compile_steps),
     ("se3", TASK, compile_se3),
-    ("dlrm", TASK, compile_dlrm),
+    ("dlrm", TASK, compile_whole),
     ("distilbert", TASK, compile_whole),
     ("mobilenet", TASK, compile_whole),
 )

@@ -151,8 +151,8 @@ class PlainEmbeddings(Embeddings):
             initialise(Piece(slice(0, rows), slice(0, columns), weight.detach()), (rows, columns), self.start, number)
 
     def forward(self, ids: Int32[Tensor, " ids"], batch: int) -> Float[Tensor, "{batch} tables {self.dim}"]:
-        order = self.row_order(ids, batch)
-        return LookUp.apply(self, ids, batch, order, working_dtype(self.weights[0]), *self.weights)  # type: ignore[return-value]
+        order, weights = self.row_order(ids, batch), self.weights.parameters()  # torch.compile of 2.11 reads no list
+        return LookUp.apply(self, ids, batch, order, working_dtype(self.weights[0]), *weights)  # type: ignore[return-value]
 
     def row_order(self, ids: Int32[Tensor, " ids"], batch: int) -> Any:
         """Returns what a fast class sorts the ids into for its update, while the forward pass runs; here nothing."""
