@@ -90,7 +90,7 @@ def compile_whole(task: Any) -> None:
 
 
 def compile_se3(task: Any) -> None:
-    """Compiles the network after e3nn's tables are made, at whose making its graph would break."""
+    """Compiles the network as one graph: e3nn's tables, whose making would break it, are made before."""
     from src.models.se3_transformer.basis import pair_basis
 
     pairs = [(i, o) for i in range(4) for o in range(4)]

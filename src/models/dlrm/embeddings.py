@@ -151,7 +151,8 @@ class PlainEmbeddings(Embeddings):
             initialise(Piece(slice(0, rows), slice(0, columns), weight.detach()), (rows, columns), self.start, number)
 
     def forward(self, ids: Int32[Tensor, " ids"], batch: int) -> Float[Tensor, "{batch} tables {self.dim}"]:
-        order, weights = self.row_order(ids, batch), self.weights.parameters()  # torch.compile of 2.11 reads no list
+        order = self.row_order(ids, batch)
+        weights = self.weights.parameters()  # torch.compile of torch 2.11 cannot unpack the ParameterList itself
         return LookUp.apply(self, ids, batch, order, working_dtype(self.weights[0]), *weights)  # type: ignore[return-value]
 
     def row_order(self, ids: Int32[Tensor, " ids"], batch: int) -> Any:

@@ -18,6 +18,8 @@ from e3nn import o3
 from jaxtyping import Float
 from torch import Tensor
 
+from src.gpu.hooks import uncompiled
+
 Pair = tuple[int, int]  # degree in, degree out
 
 
@@ -39,13 +41,19 @@ _on_device: dict[tuple[int, int, int, torch.device, torch.dtype], Tensor] = {}
 def wigner_3j_on(d_in: int, d_out: int, j: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Returns `wigner_3j` on a device; kept, because a CUDA graph cannot capture the copy.
 
-    In a dict: torch.compile reads its values, and would break its graph at e3nn's code in a function with `cache`.
+    In a dict, whose values torch.compile reads; of a function with `cache` it would trace e3nn's code.
     """
     key = d_in, d_out, j, device, dtype
     if key not in _on_device:
-        with torch.inference_mode(False):
-            _on_device[key] = wigner_3j(d_in, d_out, j).to(device, dtype)
+        _on_device[key] = to_device(*key)
     return _on_device[key]
+
+
+@uncompiled
+@torch.inference_mode(False)
+def to_device(d_in: int, d_out: int, j: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Returns `wigner_3j` on a device, computed outside the graphs of torch.compile, which fails in e3nn's code."""
+    return wigner_3j(d_in, d_out, j).to(device, dtype)
 
 
 def pair_basis(rel_pos: Float[Tensor, "edges 3"], pairs: Iterable[Pair]) -> dict[Pair, Float[Tensor, "edges _ _ _"]]:
