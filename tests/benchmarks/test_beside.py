@@ -231,6 +231,7 @@ def test_the_command_measures_ours_and_a_peer_and_says_which_peer_failed(tmp_pat
              "--peers", packed_and_varlen, "--out", str(tmp_path)]  # fmt: skip
     ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert f"{OURS}: ready" in ended.stdout
     content = json.loads((tmp_path / case / "beside.json").read_text())
     ours, packed, varlen = content["sides"]
     assert ours["throughput"] > 0 and (tmp_path / case / "ours/result.json").exists(), ended.stderr
